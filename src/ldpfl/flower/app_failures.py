@@ -41,7 +41,7 @@ _HINTS: Mapping[type[BaseException], str] = {
 """Hint for the operator, by type of exception."""
 
 
-def explain_to_operator(error: BaseException, app: Path | None, data: tuple[str, ...]) -> str:
+def explain_to_operator(error: BaseException, app: Path | None, known_paths: tuple[str, ...]) -> str:
     """Explain ``error`` to the node's operator, without any value of a record.
 
     The text of an exception may repeat values of records. It is shown only where it is known to repeat none
@@ -51,20 +51,22 @@ def explain_to_operator(error: BaseException, app: Path | None, data: tuple[str,
 
     Args:
         app: folder of the app. The line shown is the innermost one that lies in this folder; without one, the innermost of all.
-        data: paths that the operator has named.
+        known_paths: paths that the operator has named.
     """
     if confined_process.has_public_text(error):
+        # The array's shape and dtype are kept out of logs, because an app may hide private values in them. The operator may see them.
         return f"{error}, got {error.got}" if isinstance(error, OtherArray) else str(error)
     # Frames without a line of code are left out: the app may have made up the name of their file.
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.line]
     app_frames = [frame for frame in frames if app is not None and app.resolve() in Path(frame.filename).resolve().parents]
-    frame = next(reversed(app_frames or frames), None)
-    line = (frame and frame.line) or ""
-    place = f" at {Path(frame.filename).name}:{frame.lineno}" if frame is not None else ""
+    line, place, code = "", "", ""
+    if frames:
+        innermost = (app_frames or frames)[-1]
+        line = innermost.line or ""
+        place, code = f" at {Path(innermost.filename).name}:{innermost.lineno}", f", in: {line[:_MAX_SHOWN]}"
     missing_key = _missing_key(line, error)
     key_note = f" about {missing_key!r}" if missing_key else ""
-    code = f", in: {line[:_MAX_SHOWN]}" if line else ""
-    hint = _hint(error, line, data)
+    hint = _hint(error, line, known_paths)
     return printable(
         f"{confined_process.public_type_name(error)}{key_note}{place}{code} -- {hint}{'' if hint.endswith('?') else '.'} {_TEXT_NOT_SHOWN}"
     )
@@ -130,6 +132,7 @@ def _hint(error: BaseException, line: str, known_paths: tuple[str, ...]) -> str:
 def _is_imported(module: str, line: str) -> bool:
     """Tell whether ``line`` is an import statement that spells out ``module``. A name that code computed may repeat a private value."""
     match = _IMPORT.match(line)
+    # With the dots, the import of a.b spells out a and a.b, but not a.bc, nor b.
     return match is not None and f"{match[1]}.".startswith(f"{module}.")
 
 

@@ -81,7 +81,7 @@ def bare_client(app: Path) -> str:
     """Return the import path of the app's client if it is certainly Flower's ClientApp without a wrapper; else "".
 
     Nothing is run. To be certain, only one statement of the module may assign the client's name, and it must assign a call. Likewise, only
-    one import may bind the first part of the called name, such as ``flwr``.
+    one import may bind the first part of the called name, such as ``flwr``. It must import from Flower, and the call must be of ClientApp.
     """
     try:
         path = _component(app, "clientapp")
@@ -92,23 +92,24 @@ def bare_client(app: Path) -> str:
     assigned = [node.value for node in body if isinstance(node, ast.Assign | ast.AnnAssign) and _only_target(node) == name]
     if len(assigned) != 1 or sum(_may_bind(node, name) for node in body) != 1 or not isinstance(assigned[0], ast.Call):
         return ""
-    first, _, rest = ast.unparse(assigned[0].func).partition(".")  # such as ClientApp, or flwr and clientapp.ClientApp
-    sources = [
+    first, _, rest = ast.unparse(assigned[0].func).partition(".")  # such as ClientApp and "", or flwr and clientapp.ClientApp
+    sources = [  # what the module's imports bind to the name `first`
         f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
         for node in body
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
         if first == (alias.asname or alias.name.partition(".")[0])
     ]
-    is_bound_once = len(sources) == 1 and sum(_may_bind(node, first) for node in body) == 1
-    is_flowers = is_bound_once and sources[0].partition(".")[0] == "flwr"
+    if len(sources) != 1 or sum(_may_bind(node, first) for node in body) != 1:
+        return ""
+    is_flowers = sources[0].partition(".")[0] == "flwr"
     return path if is_flowers and (rest or sources[0]).endswith("ClientApp") else ""
 
 
 def _may_bind(node: ast.stmt, name: str) -> bool:
     """Tell whether the statement may assign ``name`` in its module, at whatever depth."""
     for part in ast.walk(node):
-        if isinstance(part, ast.alias):
+        if isinstance(part, ast.alias):  # an imported name; "*" may import any
             found = (part.asname or part.name.partition(".")[0]) in (name, "*")
         elif isinstance(part, ast.Name):
             found = part.id == name and not isinstance(part.ctx, ast.Load)
@@ -145,7 +146,8 @@ def has_ready_server(app: Path) -> bool:
 def _definition_of(app: Path, component: str) -> ast.expr | str | None:
     """Return how the module of the app's ``component`` defines it: the import path of an imported object, or the assigned expression.
 
-    None if this is not known: the module cannot be read, or the last statement with the component's name does something else.
+    None if this is not known: the module cannot be read or does not have the name, or the last statement with the name does something
+    else, such as a relative import.
     """
     try:
         module, _, name = _component(app, component).partition(":")
@@ -169,8 +171,10 @@ def _definition_of(app: Path, component: str) -> ast.expr | str | None:
 
 def _body_of(app: Path, module: str) -> list[ast.stmt]:
     """Return the statements of ``module`` in the folder ``app``. Errors are those of :data:`_UNREADABLE`."""
-    spec = list(_find_specs(app.resolve(), module))[-1][1]  # the last one is the module's own, unless a package is missing
-    return ast.parse(Path((spec and spec.origin) or "").read_bytes()).body  # Path("") cannot be read, so a missing file is an OSError
+    spec = [spec for _, spec in _find_specs(app.resolve(), module)][-1]  # the module's own, or that of a missing package: None
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(module)
+    return ast.parse(Path(spec.origin).read_bytes()).body
 
 
 def _only_target(node: ast.Assign | ast.AnnAssign) -> str:
@@ -211,13 +215,19 @@ def _find_specs(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None
 
 
 def _find_shadowing_modules(app: Path, client_package: str) -> Iterator[str]:
-    """Yield each entry of this folder that Python would import in place of a standard, installed or missing module of the same name."""
+    """Yield a message for each entry of the folder ``app`` that Python would import in place of another module of the same name.
+
+    The other module is a standard or installed one, or one that other code looks for in vain.
+    """
     names_other_code_imports = sys.stdlib_module_names | _installed_modules() | _modules_the_wrapper_looks_for()
     names_other_code_imports -= {client_package}  # the app's own package, which may be installed as well
     for entry in sorted(app.iterdir()):
         name = entry.name.partition(".")[0]
+        if name not in names_other_code_imports:
+            continue
         is_module = entry.suffix in (".py", ".so", ".pyd") or (entry / "__init__.py").is_file()
-        if name in names_other_code_imports and (is_module or (entry.is_dir() and _is_namespace_package(name))):
+        # A folder without __init__.py takes the place of the other module only if that one is missing, or such a folder itself.
+        if is_module or (entry.is_dir() and _folder_would_be_imported(name)):
             yield f"{entry.name}, which Python imports instead of the module {name} that other code needs: rename it"
 
 
@@ -227,7 +237,7 @@ def _installed_modules() -> frozenset[str]:
     return frozenset(packages_distributions())
 
 
-def _is_namespace_package(name: str) -> bool:
+def _folder_would_be_imported(name: str) -> bool:
     """Tell whether Python would import a folder called ``name`` without ``__init__.py``.
 
     It does if no other module has this name, or only other folders without ``__init__.py``.
@@ -352,9 +362,12 @@ def _is_wrapper(value: ast.expr) -> bool:
     if not _calls_wrapper(value):
         return False
     keywords = [keyword for keyword in value.keywords if not (keyword.arg in _FLAG_ARGUMENTS and isinstance(keyword.value, ast.Constant))]
-    paths = [*value.args, *(keyword.value for keyword in keywords if keyword.arg in _PATH_ARGUMENTS)]
-    is_only_argument = len(paths) == 1 and len(value.args) + len(keywords) == 1
-    return is_only_argument and isinstance(paths[0], ast.Constant) and isinstance(paths[0].value, str)
+    if len(value.args) + len(keywords) != 1:  # besides flags, there must be one argument: the path
+        return False
+    if keywords and keywords[0].arg not in _PATH_ARGUMENTS:
+        return False
+    path = value.args[0] if value.args else keywords[0].value
+    return isinstance(path, ast.Constant) and isinstance(path.value, str)
 
 
 def _calls_wrapper(value: ast.expr | None) -> TypeGuard[ast.Call]:

@@ -69,16 +69,16 @@ def train_for_trial(message: Message, context: Context) -> Message:
 def _local_result(message: Message, context: Context, *, is_trial: bool = False) -> Message:
     """Reply with the vector that the round's terms ask for: PRIVATE.
 
-    It holds the client's trained weights or their gradient, sums over its records, or, where clients are protected as a whole, its
-    evaluation figures. With ``is_trial``, nothing is logged or written to the user's cache.
+    It holds the client's trained weights or their gradient, its evaluation figures where clients are protected as a whole, or sums over
+    its records. With ``is_trial``, nothing is logged or written to the user's cache.
     """
     terms = RoundTerms.from_record(message.content.config_records[RECORD])
     weights_sent = sum(prod(array.shape) for array in message.content.array_records[ARRAYS].values())
-    data, data_dir = terms.config.data, data_dir_of(context)
+    data_dir = data_dir_of(context)
     table = None
-    if data.at_nodes:
+    if terms.config.data.at_nodes:
         table = node_table_path(operator_setting("data"), context.node_config.get("partition-id"))
-    check_no_download_needed(data, data_dir)
+    check_no_download_needed(terms.config.data, data_dir)
     scaling = "" if terms.kind == "statistics" else terms.measured  # in statistics rounds, `measured` has the histograms' edges instead
     prepared = prepare(
         _uncompiled(terms.config).to_toml(), data_dir, str(device_of_node()), weights_sent, table, scaling, write_cache=not is_trial
@@ -89,22 +89,22 @@ def _local_result(message: Message, context: Context, *, is_trial: bool = False)
     client = 0 if table else _client_number(context, len(federation.samples))  # a node's own table has a single client
     weights = to_vector(message.content.array_records[ARRAYS], layout)
     state = ServerState(terms.planned.trained, weights, prepared.start.state.ranges)
-    if terms.kind == "evaluation" and isinstance(federation.judged, WholeClientEvaluation):  # the client's figures, not sums over records
-        evaluation = federation.judged
-        figures = evaluation.vectors.client_values(federation.task, weights, evaluation.units[client : client + 1], confined=True)[0]
-        return Message(RecordDict({ARRAYS: to_arrays(figures, sums_layout(terms.size))}), reply_to=message)
-    if terms.kind != "training":
+    if terms.kind == "training":
+        federation = replace(federation, trainer=confined(federation.trainer))  # a record for which the model raises contributes nothing
+        trained = train_clients(federation, state, np.array([client]))[0]
+        return Message(RecordDict({ARRAYS: to_arrays(trained, layout)}), reply_to=message)
+    evaluation = federation.judged
+    if terms.kind == "evaluation" and isinstance(evaluation, WholeClientEvaluation):
+        vector = evaluation.vectors.client_values(federation.task, weights, evaluation.units[client : client + 1], confined=True)[0]
+    elif terms.kind == "statistics":
         mechanism = require_dp_sgd(vector_form(terms, layout, state.public()).mechanism)
-        if terms.kind == "statistics":
-            # `prepare` has scaled the columns, but the histograms count unscaled values.
-            unscaled = load_dataset(terms.config, data_dir, table=table, write_cache=not is_trial)
-            sums = _histogram_sums(terms, unscaled, federation, client, mechanism)
-        else:
-            sums = _record_sums(federation, weights, client, terms.kind, mechanism.steps)
-        return Message(RecordDict({ARRAYS: to_arrays(sums, sums_layout(terms.size))}), reply_to=message)
-    federation = replace(federation, trainer=confined(federation.trainer))  # a record for which the model raises contributes nothing
-    trained = train_clients(federation, state, np.array([client]))[0]
-    return Message(RecordDict({ARRAYS: to_arrays(trained, layout)}), reply_to=message)
+        # `prepare` has scaled the columns, but the histograms count unscaled values.
+        unscaled = load_dataset(terms.config, data_dir, table=table, write_cache=not is_trial)
+        vector = _histogram_sums(terms, unscaled, federation, client, mechanism)
+    else:
+        mechanism = require_dp_sgd(vector_form(terms, layout, state.public()).mechanism)
+        vector = _record_sums(federation, weights, client, terms.kind, mechanism.steps)
+    return Message(RecordDict({ARRAYS: to_arrays(vector, sums_layout(terms.size))}), reply_to=message)
 
 
 def _log_unusable_rows(data: Dataset) -> None:
@@ -138,9 +138,12 @@ def _histogram_sums(terms: RoundTerms, unscaled: Dataset, federation: Federation
         client: index of the client in ``federation``.
     """
     units, edges = federation.samples[client], read_edges(terms.measured)
-    rows, rows_of_person = (units, np.ones_like(units)) if federation.persons is None else federation.persons.all_rows_of(units)
+    if federation.persons is None:
+        rows, unit_size = units, np.ones_like(units)
+    else:
+        rows, unit_size = federation.persons.all_rows_of(units)  # unit_size: for each row, how many rows its person has
     points_a_unit = points_per_row(mechanism.steps, len(edges))
-    return histogram_counts(unscaled, edges, rows, points_a_unit // rows_of_person) - count_offset(points_a_unit, mechanism)
+    return histogram_counts(unscaled, edges, rows, points_a_unit // unit_size) - count_offset(points_a_unit, mechanism)
 
 
 def _record_sums(federation: Federation, weights: Tensor, client: int, kind: Kind, steps: int) -> Tensor:

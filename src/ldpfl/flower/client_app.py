@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Generic, NamedTuple, NoReturn, TypeVar
 
 import torch
 from flwr.app import Context, Error, Message, RecordDict
@@ -56,6 +56,21 @@ _MAX_STATE_BYTES = 1 << 24
 
 Guard = Callable[[Callable[[], bytes]], bytes]
 """Function that runs the work of an app's process, and may replace the error that the work raises by another one."""
+
+T = TypeVar("T")
+
+
+class _LastRead(NamedTuple, Generic[T]):
+    """What the content of the last message asks for. It is kept, because simulated clients of one process get the same content object."""
+
+    content: RecordDict
+    message_type: str
+    run_config: str
+    asked: T
+
+    def is_of(self, message: Message, run_config: str) -> bool:
+        """Tell whether ``message`` has the same content and type, and the node the same ``run_config`` (its digest)."""
+        return (self.content is message.content) and (self.message_type, self.run_config) == (message.metadata.message_type, run_config)
 
 
 @dataclass(frozen=True)
@@ -120,15 +135,15 @@ class LdpClientApp(ClientApp):
     ) -> None:
         super().__init__()
         if mods is not None:
-            self.train()  # raises
+            self.train()  # raises: mods would see values without noise
         self._app, self._node, self._source = _app_to_wrap(app, records), node, source
         self._by_path = isinstance(app or records, str)
         self._is_ldpfl_app = _is_ldpfl_app(self._app)
         self._returns_weights = records is None
         self._returns_gradients = self._is_ldpfl_app or records is not None
         self._returns_persons = persons or records is None  # ldpfl's own app finds persons by the column that the terms name
-        self._last_read: tuple[RecordDict, tuple[str, str], RoundRequest] | None = None
-        self._last_question: tuple[RecordDict, str, Ask] | None = None
+        self._last_read: _LastRead[RoundRequest] | None = None
+        self._last_question: _LastRead[Ask] | None = None
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer ``message`` with a report, or with an error that does not depend on data."""
@@ -181,8 +196,8 @@ class LdpClientApp(ClientApp):
         seconds = time.monotonic() - began
         if outcome.value is None:
             return Attempt(None, outcome.trouble, seconds)
-        # The value begins with the report's length, see `_encode`.
-        return Attempt(int.from_bytes(outcome.value[:_LENGTH_BYTES], "big"), "", seconds)
+        report_bytes = int.from_bytes(outcome.value[:_LENGTH_BYTES], "big")  # the value begins with the report's length, see `_encode`
+        return Attempt(report_bytes, "", seconds)
 
     def train(self, *_: object, **__: object) -> NoReturn:
         """Refuse to register a function: functions belong to the wrapped app.
@@ -237,18 +252,17 @@ class LdpClientApp(ClientApp):
         node, run_config = self._node(context), digest_of(context.run_config)
         if isinstance(node, OperatorNode):  # before the mechanism is looked up, which could run an installed package's code
             check_mechanism(mechanism_name_in(message.content), node.policy)
-        # Simulated clients of one process get the same content, so it is read once and kept for the next client.
-        if self._last_question is None or self._last_question[0] is not message.content or self._last_question[1] != run_config:
+        last = self._last_question
+        if last is None or not last.is_of(message, run_config):
             # One thread, because a fork may follow, and PyTorch's threads do not survive it.
             with confined_process.one_thread(), confined_process.errors_may_be_shown():
                 ask = read_question(message.content, run_config)
             if not self._is_ldpfl_app:  # then a guarantee for records rests on the code of the app's author
                 ask = ask.of_own_app()
-            self._last_question = message.content, run_config, ask
-        ask = self._last_question[2]
-        self._check_app_returns(ask.terms)
-        node.would_admit(ask)
-        return Answer(ask.terms.run, ask.terms.round)
+            last = self._last_question = _LastRead(message.content, message.metadata.message_type, run_config, ask)
+        self._check_app_returns(last.asked.terms)
+        node.would_admit(last.asked)
+        return Answer(last.asked.terms.run, last.asked.terms.round)
 
     def _check_app_returns(self, terms: RoundTerms) -> None:
         """Raise if this node's app does not return the kind of values that ``terms`` ask for."""
@@ -267,16 +281,17 @@ class LdpClientApp(ClientApp):
             )
 
     def _read_request(self, message: Message, context: Context) -> RoundRequest:
-        """Return what a message asks for. Simulated clients of one process get the same content, so the last content read is kept."""
-        key = (message.metadata.message_type, digest_of(context.run_config))
-        if self._last_read is None or self._last_read[0] is not message.content or self._last_read[1] != key:
+        """Return what a message asks for."""
+        message_type, run_config = message.metadata.message_type, digest_of(context.run_config)
+        last = self._last_read
+        if last is None or not last.is_of(message, run_config):
             # One thread, because a fork may follow, and PyTorch's threads do not survive it.
             with confined_process.one_thread(), confined_process.errors_may_be_shown():
-                request = read_request(message.content, *key)
+                request = read_request(message.content, message_type, run_config)
             if not self._is_ldpfl_app:  # then no guarantee for records is "proved": it rests on the code of the app's author
                 request = replace(request, ask=request.ask.of_own_app())
-            self._last_read = message.content, key, request
-        return self._last_read[2]
+            last = self._last_read = _LastRead(message.content, message_type, run_config, request)
+        return last.asked
 
     def _unforked_report(self, request: RoundRequest, node: Node, message: Message, context: Context) -> bytes:
         """Make the report in this process and return it at once: for simulations, and systems that cannot fork.
@@ -321,7 +336,8 @@ class LdpClientApp(ClientApp):
                 _log_replaced(request, confined_process.describe_error(error))
         if wait:
             while (left := end - time.monotonic()) > 0:
-                time.sleep(min(left, 1.0))  # short sleeps, so that a node that is told to stop does so soon
+                # A second at most: a signal that tells the node to stop is handled only between two calls of the main thread.
+                time.sleep(min(left, 1.0))
         return report
 
     def _app_threads(self, threads: int) -> int:
@@ -350,8 +366,8 @@ class LdpClientApp(ClientApp):
             end: time at which the reply leaves, by ``time.monotonic``.
             guard: runs the work of the app's process.
         """
-        reply_s = request.ask.terms.reply_s
-        ready_by = end - max(min(_MIN_MARGIN_S, reply_s / 2), _MARGIN * reply_s)
+        reply_s = request.ask.terms.reply_s  # 0: the reply leaves as soon as it is ready, so no margin is needed
+        ready_by = end - max(min(_MIN_MARGIN_S, reply_s / 2), _MARGIN * reply_s)  # the margins are explained at `_MARGIN`
         killed_at = end + _KILLED_AFTER_S if reply_s else 0.0  # 0: at once, because no reply time has to be kept
         with (
             confined_process.start_guarded(

@@ -83,7 +83,11 @@ class Child:
             threading.Thread(target=_reap, args=(self._pid,), daemon=True).start()
 
     def outcome(self, deadline: float = inf) -> Outcome:
-        """Wait for the work and return its outcome, by the time ``deadline`` (of ``time.monotonic``) at the latest."""
+        """Wait for the work and return its outcome, by the time ``deadline`` (of ``time.monotonic``) at the latest.
+
+        The pipe brings one message: the length of what follows, one byte for its kind (a result, or the reason why there is none), and the
+        result or reason.
+        """
         received, expected = bytearray(), inf  # expected number of bytes: inf until the message's length is read
         poller = select.poll()
         poller.register(self.pipe, select.POLLIN)
@@ -91,7 +95,8 @@ class Child:
             seconds_left = max(0.0, deadline - time.monotonic())
             if seconds_left == 0:
                 return Outcome(None, TOO_LONG)
-            if not poller.poll(min(seconds_left, 1.0) * 1000):  # short waits, so that a node that is told to stop does so soon
+            # A second at most: a signal that tells the node to stop is handled only between two calls of the main thread.
+            if not poller.poll(min(seconds_left, 1.0) * 1000):
                 continue
             block = os.read(self.pipe, _BLOCK_BYTES)
             if not block:
@@ -188,7 +193,9 @@ def one_thread() -> Iterator[int]:
 def has_public_text(error: BaseException) -> bool:
     """Tell whether the text of ``error`` repeats no private value: ldpfl raised it, in a package that reads no data."""
     frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, LdpflError) and (not frames or bool(_FOLDERS_WITHOUT_DATA.intersection(Path(frames[-1].filename).parents)))
+    # An error without frames was made by ldpfl, and not raised. Otherwise, the last frame is that of the line that raised it.
+    raised_without_data = not frames or not _FOLDERS_WITHOUT_DATA.isdisjoint(Path(frames[-1].filename).parents)
+    return isinstance(error, LdpflError) and raised_without_data
 
 
 @contextmanager
@@ -223,7 +230,7 @@ def public_type_name(value: object) -> str:
 
     A module counts only if it holds the class under that name, because a class can claim any module and name.
     """
-    known = (kind for kind in type(value).__mro__ if kind.__module__ in _KNOWN_MODULES)
+    known = (kind for kind in type(value).__mro__ if kind.__module__ in _KNOWN_MODULES)  # never empty: the last one is `object`
     return next(str(kind.__name__) for kind in known if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind)
 
 
@@ -407,8 +414,8 @@ def _remove_folder(folder: str) -> None:
 
 def _reap_all() -> None:
     """Reap all children that have ended, orphans included. Until then they count as processes."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
+    with suppress(ChildProcessError):  # no child is left
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):  # (0, 0): no further child has ended
             pass
 
 

@@ -100,7 +100,7 @@ def prepare(
 
 
 def _with_digests(config: RunConfig, data: Dataset, federation: Federation) -> RunConfig:
-    """Return ``config`` with digests of the feature encoder, or of the pretrained model and its tokenizer.
+    """Return ``config`` with digests of the feature encoder, or else of the pretrained model and its tokenizer, if it names one of them.
 
     The server computes the digests from its own files. A node compares them with its files, so that all train with the same.
     """

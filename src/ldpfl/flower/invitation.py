@@ -90,10 +90,11 @@ def read_question(content: RecordDict, run_config: str) -> Ask:
             f"the server's question names {len(terms.layers)} layers and has {len(wire.sizes)} sizes: expected one size for each layer, "
             "and no layer twice"
         )
-    dimension = sum(wire.sizes)
-    if max(dimension, terms.size) > _MAX_WEIGHTS:
+    dimension = sum(wire.sizes)  # number of the model's weights
+    if max(dimension, terms.size) > _MAX_WEIGHTS:  # terms.size: length of the vector asked for, which may be one of sums
         raise ProtocolError(f"the server's question is for a vector of at most {_MAX_WEIGHTS:,} values, got {max(dimension, terms.size):,}")
     # A mechanism's release depends on the round's number and the layers' sizes, not on the model's weights: zeros replace them.
-    public = PublicState(terms.planned.trained + 1, torch.zeros(()).expand(dimension), None, tuple(wire.sizes))
-    form = vector_form(terms, ParameterLayout(terms.layers, tuple((size,) for size in wire.sizes)), public)
+    public = PublicState(terms.planned.trained + 1, torch.zeros(()).expand(dimension), previous=None, sizes=tuple(wire.sizes))
+    flat_layers = ParameterLayout(terms.layers, tuple((size,) for size in wire.sizes))  # the layers' true shapes do not matter either
+    form = vector_form(terms, flat_layers, public)
     return Ask(terms, form.mechanism, form.ranges, agreement="", chosen_by=form.chosen_by)

@@ -37,11 +37,12 @@ def check_mechanism(name: str, policy: Policy) -> None:
 
 
 def check_config(config: RunConfig, policy: Policy) -> None:
-    """Raise if a server may not name the model, the features, the task or the data of ``config``.
+    """Raise if a server may not name the model, the features, the task, the tokenizer or the data of ``config``.
 
     Raises:
-        Declined: one of these names is code that the policy does not list; an option is text, which may be a path; a name of data would
-            make the node open them; or rows would be grouped into persons by another column than the policy's.
+        Declined: the model, the features, the task or the tokenizer is code that the policy does not list, or one of their options is text,
+            which may be a path. Or the node would have to open data that are named; rows would be grouped into persons by another column
+            than the policy's; or the partition is code.
     """
     _check_code("model", config.model.name, config.model.options, policy)
     _check_code("features", config.data.features, config.data.feature_options, policy)

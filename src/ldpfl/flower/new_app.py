@@ -134,7 +134,7 @@ def _targets_with_bounds(table: Table, data: DataConfig, task: str) -> list[str]
     """
     if task in (*_TASKS_OF_CLASSES, "multilabel") or data.cut_points:
         return []
-    first = data.target_names[0]
+    first = data.target_names[0]  # of a language model, this is the column of texts
     is_number = first != data.text and (task in _TASKS_OF_NUMBERS or table.kind(first) != "words")
     return [first] if is_number else []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import ceil, floor, inf, log10
@@ -100,34 +100,7 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
     """
     project = Path(path) / "pyproject.toml"
     if project.is_file():
-        settings = _app_settings(project)
-        if client := bare_client(project.parent):
-            raise ConfigError(
-                f"the clientapp {client!r} is a ClientApp without a wrapper, so its replies leave without noise, whatever a policy says: "
-                f'wrap it in LdpClientApp. In another module write app = LdpClientApp("{client}"), and name this app as clientapp in '
-                f"{project} (docs/flower.md)"
-            )
-        if config is None and not settings:
-            raise ConfigError(
-                f"{project} has no [tool.flwr.app.config.ldpfl], so it does not say what the app asks: give --config FILE, the config that "
-                "the app's ServerApp uses. If the app trains a custom model, also give its arrays, as in --layers weight=10x50,bias=10"
-            )
-        if config is None and not settings.keys() & _RECIPE_SETTINGS:
-            raise ConfigError(
-                f"{project} has no recipe in [tool.flwr.app.config.ldpfl], so it does not say what the app asks: if the app uses ldpfl's "
-                "ServerApp, add its recipe there. If not, give --config FILE, the config that the app's ServerApp uses. If the app trains "
-                "a custom model, also give its arrays, as in --layers weight=10x50,bias=10"
-            )
-        if config is not None:  # the app may have a ServerApp of its own, with other settings: only the transport's settings are read
-            _refuse_mistyped(settings)
-            transport_settings = {key: settings[key] for key in _TRANSPORT_SETTINGS if key in settings}
-            offer = _offer_from(read_config(config), RunSettings.read(transport_settings))
-            offer = offer if "window-s" in settings else replace(offer, window_s=inf)  # the ServerApp may set any window
-        else:
-            offer = offer_of_settings(RunSettings.read(settings))
-        output = client_output(project.parent)
-        _check_output(offer.config, output, ready_server=has_ready_server(project.parent))
-        return replace(offer, own_model=output != "ready")
+        return _offer_of_app(project, config)
     if config is not None:
         raise ConfigError(f"--config works only with a Flower app, and {path} is not a folder with a pyproject.toml")
     if Path(path).is_dir():
@@ -136,6 +109,41 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
         hint = did_you_mean(path, recipes)
         raise ConfigError(f"{path!r} is neither a folder nor a recipe: give an app's folder or a recipe; {hint}")
     return _offer_from(recipe_or_file(path), RunSettings())
+
+
+def _offer_of_app(project: Path, config: Path | None) -> Offer:
+    """Return what the Flower app whose ``pyproject.toml`` is ``project`` asks of its clients. Errors are those of :func:`offer_of`.
+
+    ``config`` is the config file if the app has a ServerApp of its own, else None.
+    """
+    settings = _app_settings(project)
+    if client := bare_client(project.parent):
+        raise ConfigError(
+            f"the clientapp {client!r} is a ClientApp without a wrapper, so its replies leave without noise, whatever a policy says: "
+            f'wrap it in LdpClientApp. In another module write app = LdpClientApp("{client}"), and name this app as clientapp in '
+            f"{project} (docs/flower.md)"
+        )
+    if config is not None:  # the app may have a ServerApp of its own, with other settings: only the transport's settings are read
+        _refuse_mistyped(settings)
+        transport_settings = {key: settings[key] for key in _TRANSPORT_SETTINGS if key in settings}
+        offer = _offer_from(read_config(config), RunSettings.read(transport_settings))
+        offer = offer if "window-s" in settings else replace(offer, window_s=inf)  # the ServerApp may set any window
+    elif not settings:
+        raise ConfigError(
+            f"{project} has no [tool.flwr.app.config.ldpfl], so it does not say what the app asks: give --config FILE, the config that "
+            "the app's ServerApp uses. If the app trains a custom model, also give its arrays, as in --layers weight=10x50,bias=10"
+        )
+    elif not settings.keys() & _RECIPE_SETTINGS:
+        raise ConfigError(
+            f"{project} has no recipe in [tool.flwr.app.config.ldpfl], so it does not say what the app asks: if the app uses ldpfl's "
+            "ServerApp, add its recipe there. If not, give --config FILE, the config that the app's ServerApp uses. If the app trains "
+            "a custom model, also give its arrays, as in --layers weight=10x50,bias=10"
+        )
+    else:
+        offer = offer_of_settings(RunSettings.read(settings))
+    output = client_output(project.parent)
+    _check_output(offer.config, output, ready_server=has_ready_server(project.parent))
+    return replace(offer, own_model=output != "ready")
 
 
 def offer_of_settings(settings: RunSettings) -> Offer:
@@ -277,6 +285,7 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
             f"--layers is {','.join(map(str, layers))}, but the arrays of {offer.config.model.name!r} have the sizes "
             f"{','.join(map(str, ranges.sizes))}: leave --layers out"
         )
+    # An app's own model has other sizes than the model in the config. That is no matter if the releases do not depend on the size.
     if offer.own_model and releases_of(offer, ranges) != releases_of(offer, _twice_as_large(ranges)):
         raise ConfigError(
             f"the app trains a custom model, and the cost of mechanism {offer.config.mechanism.name!r} depends on the model's size: "
@@ -424,17 +433,12 @@ def _offer_from(config: RunConfig, settings: RunSettings) -> Offer:
             f"node would decline each round. Set ldpfl.min-clients to {asked:,} or fewer, or raise clients.count"
         )
     config = config_for_transport(config, settings.transport, settings.linked, settings.min_clients)
-    config = config if not_loaded else resolve_settings(config)  # some settings follow from the model's size
+    if not not_loaded:
+        config = resolve_settings(config)  # some settings follow from the model's size, so the model must be loaded
     if settings.transport == "direct":
-        return Offer(config, "direct", asked, reply_s=settings.reply_s)
+        return Offer(config, "direct", cohort=asked, reply_s=settings.reply_s)
+    # A relay may release a round with the reports of no more than `min_clients`, however many are asked.
     return Offer(config, settings.transport, settings.min_clients, settings.linked, settings.reply_s, settings.window_s)
-
-
-_TARGET_EPSILONS: Mapping[str, Callable[[RunConfig], float | str]] = {
-    "privacy.target_epsilon": lambda config: config.privacy.target_epsilon,
-    "evaluation.epsilon": lambda config: config.evaluation.epsilon,
-}
-"""Settings of an epsilon that noise is calibrated for."""
 
 
 def config_for_transport(config: RunConfig, transport: Transport, linked: int, min_clients: int) -> RunConfig:
@@ -445,14 +449,15 @@ def config_for_transport(config: RunConfig, transport: Transport, linked: int, m
         min_clients: minimum number of clients whose reports the relay releases together.
 
     Raises:
-        ConfigError: ``config`` has a target epsilon for training or for evaluations, and
+        ConfigError: the noise for a target epsilon would not be calibrated for the rounds. In the order of the checks:
 
-            - several units stay together, or rounds may have fewer clients than are asked: noise is not calibrated for this; or
-            - training asks a fraction of the clients. Then connected nodes would be asked more often than planned. And evaluations and
-              statistics ask all clients, so that no one value of ``min_clients`` would fit all rounds.
+            - training has a target epsilon and asks a fraction of the clients: connected nodes would be asked more often than planned; or
+            - training or evaluations have one, reports go over a relay, and several units stay together; or training asks a fraction of
+              the clients, but evaluations and statistics ask all, so that no one value of ``min_clients`` fits all rounds; or rounds may
+              have fewer clients than are asked.
     """
-    # Settings with an epsilon for which noise is calibrated.
-    targets = [key for key, epsilon in _TARGET_EPSILONS.items() if epsilon(config) != "off"]
+    calibrated_for = {"privacy.target_epsilon": config.privacy.target_epsilon, "evaluation.epsilon": config.evaluation.epsilon}
+    targets = [key for key, epsilon in calibrated_for.items() if epsilon != "off"]
     clients = config.clients
     asked = cohort_size(clients.fraction, clients.count)
     if config.privacy.target_epsilon != "off" and asked < clients.count:

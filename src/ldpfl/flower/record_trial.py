@@ -114,7 +114,8 @@ def try_records(records: Records | str, context: Context, config: RunConfig) -> 
 def _fixed_errors(task: RecordTask) -> Iterator[None]:
     """Replace an error of ldpfl about the app's model by its advice, because the error's own text may repeat values of records.
 
-    The advice is a fixed text. An error without advice is replaced by the app's own exception that caused it.
+    The advice is a fixed text. An error without advice is replaced by the app's own exception that caused it, or is raised as it is if
+    nothing caused it.
     """
     try:
         yield

@@ -95,7 +95,7 @@ class RelayedRounds(ABC):
                 over before clients have uploaded.
             RelayRefused, RelayUnreachable: the relay does not answer, or does not know this token.
         """
-        terms = self._checked_terms(round_, _NO_AGREEMENT)
+        terms = self._checked_terms(round_, _NO_AGREEMENT)  # clients have not been asked, so there is no agreement yet
         if round_.timeout < self.window_s:
             raise ConfigError(
                 f"the relay's window is {self.window_s:g} s, longer than a round's timeout of {round_.timeout:g} s: lower window_s "
@@ -117,9 +117,8 @@ class RelayedRounds(ABC):
         try:
             return self.relay_terms(round_, agreement)
         except ValidationError as error:
-            raise ConfigError(
-                f"the relay cannot run round {round_.number}: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
-            ) from None
+            reason = error.errors()[0]["msg"].removeprefix("Value error, ")  # pydantic puts these words before a validator's message
+            raise ConfigError(f"the relay cannot run round {round_.number}: {reason}") from None
 
     def collect(self, round_: OpenRound, answers: Sequence[Answer], left_s: float) -> Received:
         """Wait up to ``left_s`` seconds for the relay to release the round, and read it. Cancel it if the relay does not release it.
@@ -172,7 +171,8 @@ class RelayedRounds(ABC):
         status = self._status(round_)
         if status is None:  # the relay does not have this round, so there is nothing to cancel or to release
             return True
-        if status.state == "released" or (status.uploads or 0) >= self.min_clients:
+        uploads = status.uploads or 0  # None: the relay does not state their number yet
+        if status.state == "released" or uploads >= self.min_clients:
             return False
         self.relay.cancel(round_.run, round_.number)
         return True
@@ -257,8 +257,8 @@ class RelayCollector(RelayedRounds):
             refused_by_reason.update({entry.reason: entry.count for entry in refused})
         # The number of clients is computed from the number of records, because each upload has as many. The number that the relay stated
         # before may be too low: an upload may have come between the end of the wait and the release.
-        clients = max(1, (decrypted + refused_by_reason.total()) // plan.records)
-        joined = joining.joined(clients)
+        clients = (decrypted + refused_by_reason.total()) // plan.records
+        joined = joining.joined(max(1, clients))  # it takes no 0, not even if there are no records
         refused_by_reason.update({entry.reason: entry.count for entry in joined.refused})
         reasons = [f"{counted(count, 'record')}: {reason}" for reason, count in refused_by_reason.items()]
         return Received(joined.pool, plan.records * sizes.record_bytes, tuple(reasons))

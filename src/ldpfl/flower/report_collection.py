@@ -29,7 +29,7 @@ class OpenRound:
         asked: number of clients that were asked.
         timeout: seconds that the server waits for reports.
         linked: number of units of a report that stay together in transit.
-        max_length: maximum length of the vector that a client adds to a sum, as a multiple of the clipping norm.
+        max_length: maximum length of each vector in a sum, a client's or a record's, as a multiple of the clipping norm.
     """
 
     run: str

@@ -26,6 +26,9 @@ from ldpfl.transport.shuffling import PartialPool, ReportPool
 def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool | PartialPool, event: RoundEvent) -> Checkpoint:
     """Aggregate the reports in ``pool`` for the current round, and return the checkpoint after it.
 
+    A round of training or of least squares gives new weights. An evaluation adds figures to the last checkpoint, and statistics add the
+    columns' counts to its memory.
+
     Args:
         received: what arrived in the round. Only the length of a client's message is used, since ``pool`` has the reports.
         event: entry for the round in the ledger.
@@ -46,7 +49,7 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
             began=progress.round_began,
         )
     vectors = None if progress.planned.kind == "statistics" else summed_vectors(progress.config, progress.planned.kind)
-    if isinstance(vectors, ClientScores):  # clients are protected as a whole, and each has sent a report of its figures
+    if isinstance(vectors, ClientScores):  # evaluation: clients are protected as a whole, and each has sent a report of its figures
         return _after_evaluation(progress, pool.clients, event, vectors.estimated_sum(pool, progress.round.mechanism))
     mechanism = require_dp_sgd(progress.round.mechanism)
     sums = noisy_sum(pool, mechanism, progress.round.ranges.dimension)  # in points of the mechanism's integer lattice
@@ -55,7 +58,7 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
             f"the sums of {progress.planned} have NaN or infinity, so its reports change nothing, and their privacy budget is spent; if "
             "that repeats, set a smaller learning rate"
         )
-    if vectors is None:  # histograms: each client has subtracted a public offset from each count, see `count_offset`
+    if vectors is None:  # statistics: each client has subtracted a public offset from each count, see `count_offset`
         points_a_row = points_per_row(mechanism.steps, len(progress.stages.columns))
         counts = NoisySum(sums.points + count_offset(points_a_row, mechanism) * pool.clients, sums.noise)
         memory = memory_with_counts(progress.checkpoint.memory, progress.planned.number, counts, points_a_row)
@@ -63,7 +66,7 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
     total = sums.in_units(mechanism.steps)
     if isinstance(vectors, LeastSquares):
         return _after_least_squares(progress, received, pool.clients, event, total, vectors, mechanism.records)
-    return _after_evaluation(progress, pool.clients, event, total)
+    return _after_evaluation(progress, pool.clients, event, total)  # records are protected, and each has added its figures
 
 
 def _after_least_squares(
@@ -108,7 +111,7 @@ def evaluation_text(progress: RunProgress) -> str:
     if progress.planned.kind != "evaluation":
         return ""
     metrics, vectors = progress.checkpoint.history[-1], summed_vectors(progress.config, "evaluation")
-    if metrics.at_clients is None or not isinstance(vectors, RecordScores):
+    if metrics.at_clients is None or not isinstance(vectors, RecordScores):  # the latter always is: the vectors of an evaluation are scores
         return ""
     figures = client_evaluation_entry(vectors, metrics.round, metrics.at_clients)["figures"]
     return "".join(f", {name} {figure['value']:.4f} ({figure['low']:.4f} to {figure['high']:.4f})" for name, figure in figures.items())

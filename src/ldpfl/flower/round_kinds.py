@@ -56,8 +56,7 @@ def planned_round(config: RunConfig, number: int) -> PlannedRound:
     """
     rounds, every = config.training.rounds, config.evaluation.every
     training: Kind = "training" if config.training.method == "gradient" else "least-squares"
-    # Place of the round after the statistics, from 1. Blocks of `every` training rounds and one evaluation follow one another.
-    place = number - statistics_rounds(config)
+    place = number - statistics_rounds(config)  # of the round after the statistics, from 1
     if place <= 0:
         return PlannedRound(number, "statistics", trained=0)
     if not is_evaluated(config):
@@ -66,9 +65,10 @@ def planned_round(config: RunConfig, number: int) -> PlannedRound:
         raise AskedForOther(f"the server asks for round {number}, but its config has {last_round(config, rounds)} rounds; nothing was sent")
     if number == last_round(config, rounds):
         return PlannedRound(number, "evaluation", trained=rounds)
-    if every and place % (every + 1) == 0:
-        return PlannedRound(number, "evaluation", trained=place // (every + 1) * every)
-    evaluations_before = (place - 1) // (every + 1) if every else 0
+    block = every + 1  # rounds are in blocks of `every` training rounds and one evaluation
+    if every and place % block == 0:
+        return PlannedRound(number, "evaluation", trained=place // block * every)
+    evaluations_before = (place - 1) // block if every else 0
     return PlannedRound(number, training, trained=place - 1 - evaluations_before)
 
 

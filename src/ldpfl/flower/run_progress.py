@@ -74,7 +74,7 @@ class RunProgress:
             raise ConfigError(f"round {number} cannot start now: the next round is {self.rounds_done + 1}; let start() run the rounds")
         planned = planned_round(self.config, number)
         public, ranges = self.checkpoint.state.public(), self.checkpoint.state.ranges
-        max_length = 1.0  # of the vector that a client adds to a sum, as a multiple of the clipping norm
+        max_length = 1.0  # of each vector in a sum, a client's or a record's, as a multiple of the clipping norm
         if planned.kind == "training":
             mechanism = in_round(self.mechanism, public)
         else:
@@ -82,7 +82,9 @@ class RunProgress:
             ranges = ranges_of(sum(self.stages.bins)) if is_statistics else summed_vectors(self.config, planned.kind).ranges
             mechanism = in_round(deployable_mechanism(config_for_kind(self.config, planned.kind), ranges), public)
             max_length = APART  # the bound for vectors of single records
-            if is_statistics:  # clients subtract an offset from each bin, which may be longer than the counts if there is one column
+            if is_statistics:
+                # With a single column, a record counts sqrt(2) clipping norms at most, and clients subtract half of that for each record
+                # from each of D bins (`count_offset`). So a bin is at most sqrt(2) / 2 up or down, and the vector sqrt(D) sqrt(2) / 2 long.
                 max_length = max(APART, sqrt(ranges.dimension / 2))
         self._planned = planned
         self._round = OpenRound(self.run, number, mechanism, ranges, asked, self.timeout, linked, max_length)

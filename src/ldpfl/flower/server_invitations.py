@@ -240,7 +240,8 @@ class NodeSelection:
             notes = f"{_advice_on_waiting(answers, self.waiting)}.{notes_on_reasons(answers.reasons)}"
             LOGGER.warning("round %d: left out %s%s%s", number, left_out, reasons, notes)
             self._make_ready(number, len(answers.agreed))  # again, because it was made ready for the whole cohort
-        return sorted(answers.agreed), connected, [node for node, reason in answers.reasons.items() if reason == ChargedBefore.public]
+        charged_before = [node for node, reason in answers.reasons.items() if reason == ChargedBefore.public]
+        return sorted(answers.agreed), connected, charged_before
 
     def _ask_nodes(self, questions: Questions, number: int, connected: Sequence[int], needed: int) -> Answers:
         """Draw the cohort of a round from the ``connected`` nodes and ask it, and reserves in place of nodes that do not agree.

@@ -57,7 +57,7 @@ def check_strategy_types(
     Raises:
         ConfigError: an argument has a wrong type.
     """
-    is_collector = collector is None or (hasattr(collector, "channel") and not isinstance(collector, type))
+    is_collector = collector is None or (hasattr(collector, "channel") and not isinstance(collector, type))  # an object, not its class
     collectors = "the result of operator_relay(...) or operator_sum(...), or leave it out for reports in the replies"
     checks = (
         ("config", config, isinstance(config, RunConfig), "a RunConfig", "read its file by ldpfl.experiments.config.read_config"),

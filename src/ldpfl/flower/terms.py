@@ -364,8 +364,9 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
     """Return the mechanism of ``config`` as clients on Flower run it.
 
     Raises:
-        ConfigError: the mechanism's noise depends on private data, on what clients remember, or on the size of others' data sets. Such
-            noise has no guarantee, and runs in the simulator only. Or the config asks for early stopping.
+        ConfigError: the config asks for something that runs in the simulator only: early stopping, adaptive clipping with dp-sgd, or a
+            setting that is computed from all clients' data. Or the mechanism's noise depends on private data, on what clients remember, or
+            on the size of others' data sets, so that it has no guarantee.
     """
     if config.training.patience:
         raise ConfigError("training.patience works only in simulations: on Flower leave it out, and ask for fewer rounds")

@@ -32,12 +32,15 @@ def node_ids_text(nodes: Collection[int]) -> str:
 
 
 def reasons_text(reasons: Mapping[int, str], silent: Collection[int] = ()) -> str:
-    """Return the reasons of nodes that do not take part, as text: each reason in ``reasons`` with its nodes, and the ``silent`` nodes."""
-    by_reason: dict[str, list[int]] = {}
+    """Return why nodes do not take part, as the end of a sentence: each reason in ``reasons`` with its nodes, then the ``silent`` nodes.
+
+    It begins with a colon. It is empty if there are no such nodes.
+    """
+    nodes_with: dict[str, list[int]] = {}
     for node, reason in reasons.items():
-        by_reason.setdefault(reason, []).append(node)
-    most_frequent_first = sorted(by_reason.items(), key=lambda reason_and_nodes: -len(reason_and_nodes[1]))
-    parts = [f"{len(nodes)} said {reason!r} ({node_ids_text(nodes)})" for reason, nodes in most_frequent_first]
+        nodes_with.setdefault(reason, []).append(node)
+    most_frequent_first = sorted(nodes_with, key=lambda reason: -len(nodes_with[reason]))
+    parts = [f"{len(nodes_with[reason])} said {reason!r} ({node_ids_text(nodes_with[reason])})" for reason in most_frequent_first]
     if silent:
         parts.append(f"{len(silent)} did not answer in time ({node_ids_text(silent)})")
     return f": {'; '.join(parts)}" if parts else ""
@@ -68,7 +71,7 @@ def too_few_connected(
 def too_few_agree(
     progress: RunProgress, answers: Answers, connected: Collection[int], needed: int, advice_on_waiting: str, required: Mapping[str, int]
 ) -> TooFewTakePart:
-    """Return the error for a round that was not begun, because too few nodes agreed to it.
+    """Return the error for a round that was not begun, because too few nodes agreed to it: an ``AllDeclined`` if all have declined.
 
     Args:
         connected: nodes that are connected.
@@ -138,8 +141,9 @@ def advice_on_continuing(progress: RunProgress, remaining: int, required: Mappin
 
     It is empty if so few nodes remain that no round is possible, or if a round asks only a fraction of the clients.
 
-    With a target epsilon, the noise was calibrated for all nodes, so fewer nodes need a new run with another plan. Without a target
-    epsilon, each round is charged with the noise of the nodes that take part, so the run can go on.
+    Reports in replies do not protect one another, so the run can go on with fewer nodes. Over a relay it can go on as well if there is no
+    target epsilon: each round is charged with the noise of the nodes that take part. For a target epsilon, the noise was calibrated for
+    all nodes, so fewer nodes need a new run with another plan.
 
     Args:
         required: the run's settings that state a minimum number of nodes. Only those above ``remaining`` have to be lowered.
