@@ -107,11 +107,13 @@ def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: 
     plan = RecordPlan(mechanism, ranges, linked, unprotected=True)  # the cost may be asked for reports without protection, too
     report_bits = payload_bits(mechanism, ranges)
     upload_bytes = plan.records * (plan.plaintext_bytes + OVERHEAD)
-    # A relay takes a limited number of uploads and of bytes a round.
+    # A relay takes a limited number of uploads and of bytes a round, but one upload at least.
     relays = max(ceil(clients / MAX_UPLOADS), ceil(clients / max(1, MAX_ROUND_BYTES // upload_bytes)))
+    kept_bytes = 0  # of all reports, in the server's memory
     # combine_s: core seconds to add one client's report up, or to keep and join it if the mechanism needs all reports.
     if not mechanism.properties.adds_up:
         combine_s = JOIN_S * report_bits / 8
+        kept_bytes = _COPIES * clients * ((report_bits + 7) // 8)
     elif report_bits <= ranges.dimension:  # a bit for each weight
         combine_s = ADD_BIT_S * report_bits
     else:
@@ -130,5 +132,5 @@ def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: 
         seal_s=plan.records * SEAL_S,
         server_s=server_s,
         server_cores=cores,
-        server_bytes=_PROCESS_BYTES * cores + (0 if mechanism.properties.adds_up else _COPIES * clients * ((report_bits + 7) // 8)),
+        server_bytes=_PROCESS_BYTES * cores + kept_bytes,
     )

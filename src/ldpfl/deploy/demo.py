@@ -332,13 +332,7 @@ class Watch:
         """Tell the observer what has happened since the last call: late nodes, finished rounds, the next round, the end of the rounds."""
         for node in self.site.nodes:
             for reason in islice(replacement_reasons(node), self._replacements_told[node.name], None):  # skip those told before
-                self._replacements_told[node.name] += 1
-                self.observer.step(f"{node.name}: {reason}")
-                if (late := _LATE_REASON.match(reason)) is not None:
-                    round_number = int(late[1])
-                    self._late_nodes[round_number] += 1
-                    if self._is_lost(round_number):
-                        self.observer.step(f"round {round_number}: no node has trained in time: {_TOO_SLOW}")
+                self._tell_replacement(node, reason)
         participation = self._read_participation()  # read first, so that finished rounds are told before the next one
         for metrics in finished_rounds(self.site)[self._rounds_told :]:
             self._rounds_told += 1
@@ -351,6 +345,17 @@ class Watch:
         if not self._end_told and any(ROUNDS_OVER in line for line in _lines_if_any(self.site.operator / "run.log")):
             self._end_told = True
             self.observer.step("the rounds are over; the aggregator computes the figures and the guarantee of the run")
+
+    def _tell_replacement(self, node: NodeSite, reason: str) -> None:
+        """Tell why ``node`` reported no change. If it was too slow, count it, and tell if no node was in time in that round."""
+        self._replacements_told[node.name] += 1
+        self.observer.step(f"{node.name}: {reason}")
+        late = _LATE_REASON.match(reason)
+        if late is not None:
+            round_number = int(late[1])
+            self._late_nodes[round_number] += 1
+            if self._is_lost(round_number):
+                self.observer.step(f"round {round_number}: no node has trained in time: {_TOO_SLOW}")
 
     def check_trained(self, rounds: int) -> None:
         """Raise if no node has trained in time in any of the run's ``rounds`` training rounds."""

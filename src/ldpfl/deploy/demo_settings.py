@@ -112,12 +112,8 @@ def trial_of(
         all_changes = (*all_changes, f"evaluation.epsilon={target / _MEASURING_DIVISOR:g}")
         recipe = load_recipe(RECIPE, all_changes)
     dataset = load_dataset(recipe, data_dir)
-    # A deployment must state the mean number of records of a client, which is public here. A simulation computes it.
     if recipe.mechanism.missing_setting_message:
-        records_per_client = len(dataset.train) // recipe.clients.count
-        held_back = int(records_per_client * recipe.evaluation.share)
-        evaluation_changes = [f"evaluation.records={held_back}"] if held_back else []
-        all_changes = (*all_changes, f"mechanism.records={max(1, records_per_client - held_back)}", *evaluation_changes)
+        all_changes = (*all_changes, *_stated_record_counts(recipe, len(dataset.train)))
         recipe = load_recipe(RECIPE, all_changes)
     linked = LINKED if transport == "relay" else 1
     config = resolve_settings(config_for_transport(recipe, transport, linked, recipe.clients.count))
@@ -132,6 +128,17 @@ def trial_of(
     policy = fitting_policy(offer, start.state.ranges)
     absolute_data_dir = None if data_dir is None else data_dir.absolute()
     return Trial(config, all_changes, policy, absolute_data_dir, reply_s, transport, start.state.ranges.sizes)
+
+
+def _stated_record_counts(recipe: RunConfig, records: int) -> list[str]:
+    """Return changes that state a client's mean numbers of ``records``: those it trains on, and those it holds back, if any.
+
+    A deployment must state these numbers, which are public in the demo. A simulation computes them.
+    """
+    records_per_client = records // recipe.clients.count
+    held_back = int(records_per_client * recipe.evaluation.share)
+    changes = [f"mechanism.records={max(1, records_per_client - held_back)}"]
+    return [*changes, f"evaluation.records={held_back}"] if held_back else changes
 
 
 def settings_of(site: Site, trial: Trial) -> RunSettings:

@@ -55,8 +55,8 @@ def try_round(node: NodeSetUp, offer: Offer, trial: Trial, key: bytes) -> Iterat
     local_run()  # Flower creates messages only in a run
     folder = Path(node.app or "")
     app_folder = folder if (folder / "pyproject.toml").is_file() else None
-    data = tuple(str(path) for path in (node.data, node.data_dir) if path)
-    explain = partial(explain_to_operator, app=app_folder, data=data)
+    known_paths = tuple(str(path) for path in (node.data, node.data_dir) if path)
+    explain = partial(explain_to_operator, app=app_folder, known_paths=known_paths)
     with _node_environment(node), nullcontext() if app_folder is None else importable(app_folder):
         try:
             app = apps.client_app if app_folder is None else import_client_app(app_folder)

@@ -190,7 +190,8 @@ def _check_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
     spent = books.spent(limit.delta)
     if limit.epsilon == 0:
         reason = f" ({books.refusals.reason})" if books.refusals else ""
-        remedy = "set LDPFL_BUDGET to the file in use" + ("" if is_moved(books) else ", or set a budget (ldpfl budget set)")
+        or_set = "" if is_moved(books) else ", or set a budget (ldpfl budget set)"  # a moved budget cannot be set again
+        remedy = f"set LDPFL_BUDGET to the file in use{or_set}"
         yield Finding("budget", Standing.WRONG, printable(f"is 0, so nothing leaves{reason}: {remedy}"))
     elif spent >= limit.epsilon:
         yield Finding("budget", Standing.WRONG, f"is spent: epsilon {number(spent)} of {limit.epsilon:g}; this node takes part no more")
@@ -365,7 +366,7 @@ def _check_signing_key(path: Path | None) -> Finding:
 
 
 def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) -> Iterator[Finding]:
-    """Check whether policy and budget allow all rounds of an app, in addition to what the budget was charged before.
+    """Check whether the policy allows all rounds of an app, and the budget as well, in addition to what it was charged before.
 
     Args:
         offer: what the app asks of the node.
@@ -379,9 +380,8 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
             clients = offer.config.clients
             check_window(offer.window_s, offer.reply_s, fewest=offer.cohort, asked=cohort_size(clients.fraction, clients.count))
         planned = releases_of(offer, ranges_for(offer, node.layers))  # one for each round
-        releases = Counter(planned)
-        for release in releases:
-            policy.check(Request(_TRIED_RUN, 1, release, offer.cohort, offer.transport, _any_aggregator_key(policy), offer.linked))
+        for release in dict.fromkeys(planned):  # each different release once
+            policy.check(_request_of(release, offer, policy))
     except Declined as refusal:
         text = f"would be declined: {_why_declined(refusal)}. Change the policy only if you would have agreed to the app beforehand"
         yield Finding("app", Standing.WRONG, text)
@@ -389,39 +389,48 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
     except LdpflError as error:
         yield wrong_finding("app", error)
         return
-    rounds = releases.total()
-    which_rounds = "its only round" if rounds == 1 else f"each of its {rounds:,} rounds"
+    which_rounds = "its only round" if len(planned) == 1 else f"each of its {len(planned):,} rounds"
     yield Finding("app", Standing.FINE, f"the policy allows {which_rounds}; reports are {_TRANSPORT_TEXTS[offer.transport]}")
-    if books is None or not all(release.protected for release in releases):
-        return
-    budget = _require_path(node.budget, "budget", "LDPFL_BUDGET")
+    if books is not None and all(release.protected for release in planned):
+        yield from _check_app_fits_budget(offer, planned, policy, _require_path(node.budget, "budget", "LDPFL_BUDGET"), books)
+
+
+def _check_app_fits_budget(offer: Offer, planned: Sequence[Release], policy: Policy, budget: Path, books: Books) -> Iterator[Finding]:
+    """Check whether the ``budget`` file, with the contents ``books``, allows all rounds of an app, whose releases are ``planned``.
+
+    Args:
+        offer: what the app asks of the node.
+    """
     run, charged_rounds = _unfinished_run(read_charges(budget), planned)
+    to_come = planned[charged_rounds:]  # not empty: a run with all its rounds is not unfinished
     if charged_rounds:
-        remaining = rounds - charged_rounds
-        text = f"run {run}, probably of this app, has charged {charged_rounds:,} of {rounds:,} rounds"
-        text = f"{text}: only the other {remaining:,} are counted below"
+        text = f"run {run}, probably of this app, has charged {charged_rounds:,} of {len(planned):,} rounds"
+        text = f"{text}: only the other {len(to_come):,} are counted below"
         yield Finding("budget", Standing.FINE, printable(text))
-        planned, rounds = planned[charged_rounds:], remaining  # not empty: a run with all its rounds is not unfinished
-        releases = Counter(planned)
     try:  # the same check as for the server's question, including the policy's limits on sums and on mixed bits
-        first = Request(_TRIED_RUN, 1, planned[0], offer.cohort, offer.transport, _any_aggregator_key(policy), offer.linked)
-        Budget(budget, policy).check(first)
+        Budget(budget, policy).check(_request_of(to_come[0], offer, policy))
     except Declined as refusal:
         yield Finding("budget", Standing.WRONG, f"the app's next round would be declined: {_why_declined(refusal)}")
         return
     together = 1 if offer.transport == "direct" else books.together  # nodes that share the budget
-    charged, to_come = Counter(books.counts), Counter({release: count * together for release, count in releases.items()})
+    all_counts = Counter(books.counts) + Counter({release: count * together for release, count in Counter(to_come).items()})
     # Policy and budget each limit the epsilon of all reports, by a privacy filter of a fixed Rényi order.
     limits = ((policy.lifetime, policy.lifetime.order, "the policy's lifetime_epsilon"), (books.limit, books.order, "the budget"))
     for limit, order, source in limits:
-        cost = filtered_epsilon((charged + to_come).items(), order, limit.delta)
+        cost = filtered_epsilon(all_counts.items(), order, limit.delta)
         if cost > limit.epsilon:
             text = f"all rounds of the app would cost epsilon {number(cost)}, above {source} = {limit.epsilon:g}: later rounds are declined"
             yield Finding("budget", Standing.LOOK, text)
-    if books.charges + rounds * together > policy.rounds:
+    reports_to_come = len(to_come) * together
+    if books.charges + reports_to_come > policy.rounds:
         reports = counted(books.charges, "report")
-        text = f"{reports} and the app's {rounds * together:,} exceed the policy's rounds = {policy.rounds:,}: later rounds are declined"
+        text = f"{reports} and the app's {reports_to_come:,} exceed the policy's rounds = {policy.rounds:,}: later rounds are declined"
         yield Finding("budget", Standing.LOOK, text)
+
+
+def _request_of(release: Release, offer: Offer, policy: Policy) -> Request:
+    """Return the request by which ``offer`` asks for ``release``, as policy and budget judge it: in a made-up run and round."""
+    return Request(_TRIED_RUN, 1, release, offer.cohort, offer.transport, _any_aggregator_key(policy), offer.linked)
 
 
 def _unfinished_run(charges: Sequence[Charged], planned: Sequence[Release]) -> tuple[str, int]:
@@ -433,6 +442,7 @@ def _unfinished_run(charges: Sequence[Charged], planned: Sequence[Release]) -> t
     run = next((charge.run for charge in reversed(charges) if charge.run != LOST_RUN), "")
     releases = {charge.round: charge.release for charge in charges if charge.run == run}
     last_round = max(releases, default=0)
+    # A run that has charged as many rounds as the app plans is finished.
     is_same_app = last_round < len(planned) and all(release == as_stored(planned[number - 1]) for number, release in releases.items())
     return (run, last_round) if is_same_app and last_round else ("", 0)
 

@@ -63,12 +63,11 @@ def check_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
 def _check_table(offer: Offer, table: Path) -> Iterator[Finding]:
     """Check how many rows of a table fit the rules by which the app reads it, and how many values are outside the bounds."""
     rows, unusable, misfit = check_table_fits(offer.config, table)  # misfit: the first problem, as text
-    text = f"{table} has {counted(rows, 'row')}, {rows - unusable:,} of which can be trained on"
     standing = Standing.LOOK if misfit else Standing.FINE
     if unusable == rows:
         standing = Standing.WRONG
-    if misfit:
-        text += f". The first that does not fit: {misfit}"
+    first_misfit = f". The first that does not fit: {misfit}" if misfit else ""
+    text = f"{table} has {counted(rows, 'row')}, {rows - unusable:,} of which can be trained on{first_misfit}"
     yield Finding("data", standing, printable(text))
     yield from _check_record_count(offer.config, rows - unusable, table)
     for name, count in values_beyond_bounds(offer.config.data, table).items():

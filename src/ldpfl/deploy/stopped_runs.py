@@ -65,14 +65,13 @@ def read_left_open(folder: RunFolder) -> LeftOpen:
             f"way, or it is stopping, which takes up to {_MAX_STOPPING_S:.0f} s after flwr stop. Ask again when it has ended"
         ) from None
     finished = 0 if checkpoint is None else len(checkpoint.ledger.events)
-    begun = participation.begun if participation.begun > finished else None
     return LeftOpen(
-        participation.run,
-        finished,
-        last_round(config, config.training.rounds),
-        begun,
-        participation.asked,
-        participation.begun,
+        run=participation.run,
+        finished=finished,
+        planned=last_round(config, config.training.rounds),
+        begun=participation.begun if participation.begun > finished else None,
+        asked=participation.asked,
+        last=participation.begun,
         over_relay=participation.terms.get("transport") in OVER_RELAY,
     )
 
