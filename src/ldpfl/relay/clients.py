@@ -129,7 +129,8 @@ class RelayAggregator(Caller):
         # Requests are retried for longer than timeout_s by one request's time limit, so that the last one has time for its answer.
         retry_policy = LimitedTime(self._patience, self._sleep, self._clock, timeout_s + self._patience.timeout_s)
         while (status := self.round_status(run, number, retry_policy)).state in ("open", "waiting"):
-            if max(slept_s, self._clock() - started_at_s) >= timeout_s:  # the clock counts slow answers as waiting, too
+            # The clock counts slow answers as waiting, too. The sum of the pauses ends the wait even if the clock stands still.
+            if max(slept_s, self._clock() - started_at_s) >= timeout_s:
                 why = (
                     "is still open"
                     if status.state == "open"
@@ -156,22 +157,21 @@ class RelayAggregator(Caller):
             RelayUnreachable: no answer.
             ProtocolError: the records do not fit the terms and the number of uploads, or the round is a sum.
         """
-        round_terms = terms or self.round_status(run, number).terms  # of either kind, until the check
-        if not isinstance(round_terms, Terms):
+        limits = terms or self.round_status(run, number).terms
+        if not isinstance(limits, Terms):
             raise ProtocolError(f"round {number} of {run} is a sum round: call pull_sum instead of pull")
-        terms = round_terms
-        size = terms.record_bytes
+        size = limits.record_bytes
         part = records = 0
         parts, expected = 1, 0  # numbers of parts and of expected records; both are known after the first part
         while part < parts:
             response = self._call("GET", f"{round_path(run, number)}/records", max_bytes=_max_part_bytes(size), params={"part": part})
             if part == 0:
                 uploads = self.round_status(run, number).uploads or 0  # after the release, this is the number of uploads that were mixed
-                if uploads > terms.max_uploads:
+                if uploads > limits.max_uploads:
                     raise ProtocolError(
-                        f"the relay says that round {number} of {run} has {uploads} uploads, expected at most {terms.max_uploads}"
+                        f"the relay says that round {number} of {run} has {uploads} uploads, expected at most {limits.max_uploads}"
                     )
-                expected = uploads * terms.records_per_upload
+                expected = uploads * limits.records_per_upload
                 parts = number_in_header(response, PARTS, part_count(expected * size))
             data = response.content
             if len(data) % size:

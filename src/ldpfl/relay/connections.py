@@ -125,7 +125,8 @@ class Accepted(socket.socket):
         turn_bytes = _NEW_TURN_BYTES  # bytes to read before other connections have their turn
         if 2 * self.http_bytes > self._tls_bytes:  # more than half of what the connection brought is HTTP
             turn_bytes = _UPLOAD_TURN_BYTES if self.http_bytes > _UPLOAD_BYTES else _TURN_BYTES
-        count = super().recv_into(buffer, min(nbytes or turn_bytes, turn_bytes, len(buffer)), flags)
+        asked_bytes = nbytes or len(buffer)  # 0: as many as fit into the buffer
+        count = super().recv_into(buffer, min(asked_bytes, turn_bytes, len(buffer)), flags)
         self._tls_bytes += count
         return count
 

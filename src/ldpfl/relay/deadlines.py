@@ -29,7 +29,7 @@ class Deadlines:
         return float(connection.scalars(text("SELECT extract(epoch FROM pg_catalog.clock_timestamp())")).one())
 
     def state(self, connection: Connection, row: Row[Any]) -> tuple[State, float]:
-        """Return a round's state and the seconds to its deadline.
+        """Return a round's state and the seconds to its deadline: 0 after it, and for a round that is released or gone.
 
         The state is ``open`` until the deadline, then ``waiting`` until enough clients have uploaded, then ``released``. A round that may
         be released counts as released, although the store releases it only when its records are pulled.
@@ -44,7 +44,8 @@ class Deadlines:
 
     def check_open(self, connection: Connection, row: Row[Any]) -> None:
         """Raise a :class:`RoundOver` if the round takes no uploads any more, because it is released or gone."""
-        if self.state(connection, row)[0] not in ("open", "waiting"):
+        state, _ = self.state(connection, row)
+        if state not in ("open", "waiting"):
             raise round_over_refusal(row)
 
     def check_releasable(self, connection: Connection, row: Row[Any]) -> None:

@@ -34,7 +34,7 @@ def create_private_file(path: Path) -> None:
             try:
                 require_own(file, "the store", ConfigError, secret=True, alone=True)
             except ConfigError:
-                if file == real_path or file.exists():
+                if file == real_path or file.exists():  # else the journal has just ended with another process's transaction: no fault
                     raise
                 # Otherwise the file was another worker's journal, which that worker has deleted by now.
 

@@ -96,9 +96,12 @@ class RetryPolicy(ABC):
 
     @abstractmethod
     def wait_or_give_up(self, response: httpx.Response | None) -> str:
-        """Count one more failure. Wait and return "", or give up and return how long the call was tried, for the error's text.
+        """Count one more failure, and wait. Return "" if the request may be sent again.
 
-        ``response`` is the relay's answer, or None if none came.
+        Otherwise the call is given up: return how often or how long it was tried, as the end of the error's text ("tried ...").
+
+        Args:
+            response: the relay's answer, or None if none came.
 
         Raises:
             RelayRefused: the call is given up, and the last answer was a refusal.
@@ -117,7 +120,10 @@ class LimitedTries(RetryPolicy):
         return max(0.0, min(self.patience.total_s, self._started_at_s + self.patience.all_tries_s - self.clock()))
 
     def wait_or_give_up(self, response: httpx.Response | None) -> str:
-        """Count one more failure. Give up if there have been too many or the time is over, else wait longer than after the last failure."""
+        """Count one more failure, and wait longer than after the last one, unless there have been too many.
+
+        Return "" if the request may be sent again. Return the number of failures as text if there were too many, or the time is over.
+        """
         self.failures += 1
         if self.failures < self.patience.tries:
             self.sleep(min(self.seconds_left(), self.patience.wait(self.failures, _retry_after_s(response))))
@@ -138,7 +144,10 @@ class LimitedTime(RetryPolicy):
         return max(0.0, self._started_at_s + self.seconds - self.clock())
 
     def wait_or_give_up(self, response: httpx.Response | None) -> str:
-        """Count one more failure, and wait. Give up if the time is over after the wait."""
+        """Count one more failure, and wait.
+
+        Return "" if the request may be sent again. Return how long it was tried, and the last answer, if the time is over after the wait.
+        """
         self.failures += 1
         self.sleep(self.patience.wait_within(self.failures, _retry_after_s(response), self.seconds_left()))
         if self.seconds_left() > 0:
@@ -283,8 +292,9 @@ class Caller:
             entries = socket.getaddrinfo(url.host, url.port or _PORTS[url.scheme], type=socket.SOCK_STREAM)
         except OSError:
             return []
-        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))  # each address once, in the system's order
-        return sorted(addresses[:_MAX_ADDRESSES], key=lambda address: address != self._last_address)
+        socket_addresses = [socket_address for *_, socket_address in entries]  # each a tuple: the address, the port, and others
+        addresses = list(dict.fromkeys(str(address) for address, *_ in socket_addresses))  # each address once, in the system's order
+        return sorted(addresses[:_MAX_ADDRESSES], key=lambda address: address != self._last_address)  # False comes first
 
 
 class _OpenConnections:

@@ -135,7 +135,7 @@ class GoneRounds:
             self._delete_round(round_id)
         if round_ids or self._pending_scrub:  # not if nothing was deleted: a scrub rewrites the whole file
             self.scrub(at_once=at_once)
-        self._pending_deletion.clear(request)
+        self._pending_deletion.clear(request)  # if another thread has requested a deletion since, it stays pending
         if self._reserve is not None:
             self._reserve.enlarge()
 

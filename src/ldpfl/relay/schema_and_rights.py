@@ -309,8 +309,9 @@ def _postgres_faults(connection: Connection) -> Iterator[str]:
 
     For columns, constraints, indexes and sequences, the rows that the database lists are compared with those of the relay's own tables.
     """
-    parameters = (_PARAMETER_FAULTS,) if (connection.dialect.server_version_info or (0,)) >= (15,) else ()
-    for query in (*_PLACE_FAULTS, *_RIGHTS_FAULTS, *parameters, *_OBJECT_FAULTS):
+    has_parameter_rights = (connection.dialect.server_version_info or (0,)) >= (15,)  # such rights exist since version 15
+    parameter_faults = (_PARAMETER_FAULTS,) if has_parameter_rights else ()
+    for query in (*_PLACE_FAULTS, *_RIGHTS_FAULTS, *parameter_faults, *_OBJECT_FAULTS):
         yield from connection.scalars(text(query))
     tables = metadata.sorted_tables
     columns = (tuple(row) for row in connection.execute(_COLUMNS))

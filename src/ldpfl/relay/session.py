@@ -105,10 +105,10 @@ The query runs before such code is ruled out. So each operator and function in i
 
 
 def prepare_session(connection: psycopg.Connection[Any]) -> None:
-    """Change the settings of a new connection, and check that its role has no rights that would let it read more than the relay's tables.
+    """Change the settings of a new connection. Then check that nobody else's code could run in it, its role, its settings, and the log.
 
     Raises:
-        UnfitStore: a setting or the role is not as it must be; the message says what to do.
+        UnfitStore: one of these checks has failed; the message says what to do.
     """
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # stated at each BEGIN
     connection.read_only = connection.deferrable = False
@@ -116,11 +116,12 @@ def prepare_session(connection: psycopg.Connection[Any]) -> None:
     for since, more in _SETTINGS_SINCE.items():
         if connection.info.server_version >= since:
             settings |= more
-    # No function is called before search_path is set.
+    # Only SET statements run until search_path is set, the second of SETTINGS. Any other statement could call a function that others have
+    # put into a schema that is searched.
     statements = [_set_statement(name, value) for name, value in (settings | _TCP_SETTINGS).items()]
     connection.execute("; ".join(statements).encode())
     connection.commit()  # otherwise a rollback would undo the settings
-    _check_no_planted_code(connection)  # before any other query
+    _check_no_planted_code(connection)  # before any other query, which such code could falsify
     _check_role(connection)
     _check_settings(connection, settings | _CHECKED_ONLY)
     _check_start_settings(connection)
@@ -145,7 +146,10 @@ def _check_no_planted_code(connection: psycopg.Connection[Any]) -> None:
 
 
 def _check_role(connection: psycopg.Connection[Any]) -> None:
-    """Raise unless the connection acts as the role that it logged in as, and this role has no far-reaching right."""
+    """Raise unless the connection acts as the role that it logged in as, and no role that it may act as can evade the tables' rights.
+
+    :data:`_QUERY_STRONG_RIGHTS` finds such a role: a superuser, or one that may replicate the database or bypass row security.
+    """
     login, current = connection.execute("SELECT session_user, current_user").fetchone() or ("", "")
     if login != current:
         raise UnfitStore(f"the relay connects to the store's database as {login}, but acts there as {current}: connect as {current}")
@@ -182,17 +186,20 @@ def _check_start_settings(connection: psycopg.Connection[Any]) -> None:
 
 
 def _check_log(connection: psycopg.Connection[Any]) -> None:
-    """Raise an error if the server's log would hold reports and their senders. Only a superuser can change these settings."""
+    """Raise an error if the server's log would hold reports and their senders. Only a superuser can change these settings.
+
+    The log holds values if it has statements with their values, or if an extension logs values.
+    """
     current = _read_settings(connection, (_LOGGED_VALUE_LENGTH, *_LOGS_STATEMENTS, *_LOGS_VALUES))
     # Statements have placeholders for values. With a length of "0" the server logs no values, so it may log the statements.
     log_settings = dict(_LOGS_VALUES) if current[_LOGGED_VALUE_LENGTH] == "0" else _LOGS_STATEMENTS | _LOGS_VALUES
     for name, silent_values in log_settings.items():
         if current[name] not in (None, "", *silent_values):  # None: the server does not have this setting
             can_omit_values = name in _LOGS_STATEMENTS and current[_LOGGED_VALUE_LENGTH] is not None
-            remedy = (_LOGGED_VALUE_LENGTH, "0") if can_omit_values else (name, silent_values[0])
+            setting, value = (_LOGGED_VALUE_LENGTH, "0") if can_omit_values else (name, silent_values[0])
             raise UnfitStore(
                 f"the log of the store's server would hold clients' names and reports, because {name} = {current[name]!r}: a superuser "
-                f"must run ALTER ROLE \"{connection.info.user}\" SET {remedy[0]} = '{remedy[1]}'"
+                f"must run ALTER ROLE \"{connection.info.user}\" SET {setting} = '{value}'"
             )
 
 

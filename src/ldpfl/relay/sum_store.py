@@ -268,7 +268,7 @@ def _store_envelopes(connection: Connection, row: Row[Any], shares: list[Share])
     insert_row = (sqlite.insert if is_sqlite(connection) else postgresql.insert)(uploads)
     statement = insert_row.on_conflict_do_nothing().returning(uploads.c.id, uploads.c.client)
     try:
-        id_of = {row.client: row.id for row in connection.execute(statement, rows)}
+        id_of = {stored.client: stored.id for stored in connection.execute(statement, rows)}
     except DBAPIError as error:
         if getattr(error.orig, "sqlstate", None) == _DEADLOCK:
             raise _Raced from None
