@@ -171,7 +171,7 @@ class RelayedRounds(ABC):
         status = self._status(round_)
         if status is None:  # the relay does not have this round, so there is nothing to cancel or to release
             return True
-        uploads = status.uploads or 0  # None: the relay does not state their number yet
+        uploads = status.uploads or 0  # the relay tells their number only to the aggregator that opened the round
         if status.state == "released" or uploads >= self.min_clients:
             return False
         self.relay.cancel(round_.run, round_.number)
