@@ -94,6 +94,7 @@ def test_an_export_predicts_and_holds_no_figure_of_private_rows(run: Path, rows:
     assert statement.best.epsilon <= epsilon <= 1.01 * statement.best.epsilon
     for said in ("`sick`", "`age`", "**taken from the rows**", "How good the model is is not said", "ldpfl predict FOLDER rows.csv"):
         assert said in card, said
+    assert all(f"`{name}`" in card or name in front["differential_privacy"].values() for name in FILES - {"README.md"})
     assert "\nTrained on rows that one machine held, in a simulation: " in card
     assert "- this is a simulation: the guarantee is that of a deployment like it, where clients draw their own noise\n" in card
     assert not any(b"SECRET" in text for text in texts.values())

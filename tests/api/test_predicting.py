@@ -124,6 +124,8 @@ def test_texts_are_predicted_by_the_run_and_by_its_export(tmp_path: Path, ldpfl:
     assert wanted["ward"].iloc[0] == "bones"
     for rows in (new, tmp_path / "new.csv", tmp_path / "new.parquet"):
         pd.testing.assert_frame_equal(api.predict(tmp_path / "given", rows), wanted)
+    with pytest.raises(DataError, match="the table has no column 'note', whose texts the model reads: did you mean 'notes'"):
+        result.predict(new.rename(columns={"note": "notes"}))
     assert ldpfl("predict", tmp_path / "given", tmp_path / "new.csv").out == ldpfl("predict", tmp_path / "run", tmp_path / "new.csv").out
 
 

@@ -394,9 +394,13 @@ def parameters_of(module: nn.Module) -> torch.Tensor:
         (
             {"more": torch.zeros(300, 4)},
             Both(),
-            r"unexpected keyword argument 'more'.* let forward take the parts by name",
+            r"unexpected keyword argument 'more'.* define forward\(self, row, scan, note, more\)",
         ),
-        ({}, nn.Linear(4, 2), r"parts row, scan, note, and its forward takes input: let forward take the parts by name"),
+        (
+            {},
+            nn.Linear(4, 2),
+            r"parts row, scan, note, which forward gets by name, but it takes input: define forward\(self, row, scan, note\)",
+        ),
         ({7: torch.zeros(300, 4)}, Both(), "give each input the name of an argument"),
     ],
 )
@@ -694,7 +698,7 @@ def test_columns_that_noise_hides_are_left_out_and_said(tmp_path: Path) -> None:
     ("targets", "said"),
     [
         ([0.0, 1.5] * 25, "to predict a number"),
-        ([0, -1] * 25, "from 0 to 999"),
+        ([0, -1] * 25, "negative or above 999"),
         ([0.0, float("nan")] * 25, "NaN or infinity"),
         ([1] * 50, "all targets are of the same class"),
         ([[0], [1]] * 25, r"targets have the shape \(50, 1\), expected \(50,\), one class each: give targets.squeeze\(1\)"),

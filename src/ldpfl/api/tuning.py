@@ -175,18 +175,20 @@ def tuned_settings(texts: Sequence[str]) -> tuple[list[str], dict[str, list[Any]
     """Return the settings of every trial, and the values of those that are tuned, from texts ``KEY=VALUE`` and ``KEY=VALUE,VALUE``.
 
     Raises:
-        ConfigError: a text has no key or no value, or names a key for which several values were given before.
+        ConfigError: a text has no key or no value, or a key with several values is named twice.
     """
     fixed: list[str] = []
     axes: dict[str, list[Any]] = {}
+    fixed_keys: set[str] = set()
     for text in texts:
         key, values = parse_axis(text, "--set")
-        if key in axes:
+        if key in axes or (key in fixed_keys and len(values) > 1):
             raise ConfigError(f"--set names {key} twice: give all of its values in one --set, as in KEY=VALUE,VALUE")
         if len(values) > 1:
             axes[key] = values
         else:
             fixed.append(text)
+            fixed_keys.add(key)
     return fixed, axes
 
 

@@ -36,6 +36,8 @@ LOGGER = logging.getLogger("flwr.ldpfl")
 
 _NOTE_EVERY_S = 300.0
 """Seconds between two lines in the log about a round that waits for uploads."""
+_LOOK_EVERY_S = 5.0
+"""Seconds after which the relay is asked again whether its window has ended."""
 
 _NO_AGREEMENT = "0" * 64
 """Placeholder for the agreement, where only the sizes in a relay's terms are needed."""
@@ -157,6 +159,8 @@ class RelayedRounds(ABC):
                 status = self._status(round_)
                 if status is not None and status.state == "waiting":
                     LOGGER.info("round %d: %s", round_.number, _wait_text(round_, status, left_s))
+                elif status is not None and status.state == "open":  # the relay's window ends a little later than this one
+                    next_note_at_s = left_s - _LOOK_EVERY_S
 
         return note
 

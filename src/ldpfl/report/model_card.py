@@ -49,7 +49,7 @@ def model_card(
         ("What it was trained on", _data_lines(config, described, encoder, result["rounds"])),
         ("What is guaranteed", _guarantee_lines(config, statement)),
         ("Limits", _limit_lines(config, encoder, statement, result)),
-        ("How to use it", chain(_usage_lines(described, encoder), _format_lines(formats, encoder))),
+        ("How to use it", chain(_usage_lines(described, encoder), _file_lines(formats, encoder))),
         ("For a paper or an ethics board", (f"{_escape_markdown(methods)}\n",)),
         ("How to cite", (f"{_escape_markdown(citation())}\n",)),
     )
@@ -190,8 +190,10 @@ def _usage_lines(described: ModelFile, encoder: Encoder | None) -> Iterator[str]
     yield f'\n```python\nimport ldpfl\n\nldpfl.predict("FOLDER", "rows.csv"{", model=MODULE" if model_is_code else ""})\n```\n'
 
 
-def _format_lines(formats: Sequence[str], encoder: Encoder | None) -> Iterator[str]:
-    """Yield a sentence on the model's files in further formats."""
+def _file_lines(formats: Sequence[str], encoder: Encoder | None) -> Iterator[str]:
+    """Yield sentences on the model's files, and on those in further formats."""
+    encoding = "" if encoder is None else ", and `encoding.json` how rows become its inputs"
+    yield f"\n`model.safetensors` holds the weights, `model.json` describes the network they belong to{encoding}.\n"
     if formats:
         inputs = "inputs as the module does" if encoder is None else "rows in numbers, which `encoding.json` describes"
         yield f"\n{_code_list(list(formats))}: the same model for other programs. It takes {inputs}, and gives the module's outputs.\n"

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ldpfl.errors import ConfigError
-from ldpfl.privacy.guarantee import AUTHORS_CLAIM, FAIR, GOOD, IN_SHORT, Worth
+from ldpfl.privacy.guarantee import AUTHORS_CLAIM, FAIR, GOOD, IN_SHORT, PROTECTED, Worth
+from ldpfl.report.privacy import best_over_run
 from ldpfl.report.scores import display_factor, metric_heading, seed_text
 from ldpfl.tasks import ACCURACY
 from ldpfl.util.files import check_suffix, replace_atomically, write_text
@@ -376,10 +377,17 @@ def literal(text: str) -> str:
 
 
 def _run_label(result: dict[str, Any]) -> str:
-    """Return the legend's text for a run: its mechanism, and the epsilon of a unit."""
+    """Return the legend's text for a run: its mechanism and epsilon.
+
+    If records, persons or clients get noise as a whole, this is the best epsilon of the run, else that of a part of one report.
+    """
     if result["epsilon_per_unit"] is None:
         return "not private"
-    privacy = result.get("privacy", {})
-    has_pure_epsilon = privacy.get("local_pure") != "infinity"  # an epsilon at delta 0
-    delta = "" if has_pure_epsilon else f" at δ = {privacy['delta']:g}"
-    return literal(f"{result['mechanism']}, ε = {epsilon_text(result['epsilon_per_unit'])} a {result['unit']}{delta}")
+    best = best_over_run(result["privacy"]) if result["unit"] in PROTECTED else None
+    if best is not None:
+        trusted = "" if best["trust_model"] == "local" else f", {IN_SHORT[best['trust_model']]}"
+        delta = f" at δ = {best['delta']:g}" if best["delta"] else ""
+        return literal(f"{result['mechanism']}, ε = {epsilon_text(best['epsilon'])} a {best['unit']} and run{delta}{trusted}")
+    has_pure_epsilon = result["privacy"]["local_pure"] != "infinity"  # an epsilon at delta 0
+    delta = "" if has_pure_epsilon else f" at δ = {result['privacy']['delta']:g}"
+    return literal(f"{result['mechanism']}, ε = {epsilon_text(result['epsilon_per_unit'])} a {result['unit']} and round{delta}")

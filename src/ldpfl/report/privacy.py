@@ -60,15 +60,20 @@ def notes_on(privacy: dict[str, Any]) -> Iterator[Text]:
     yield from (Text(f"warning: {warning}", style="yellow") for warning in privacy["warnings"])
 
 
+def best_over_run(privacy: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the line with the smallest epsilon of the whole run, in the form of ``Statement.to_dict``; None if no epsilon is known."""
+    over_run = [row for row in privacy["guarantees"] if row["scope"] == "run" and row["unit"] in PROTECTED]
+    # A guarantee that is not adaptive does not cover training, in which later inputs depend on earlier reports. An infinite epsilon is
+    # the text "infinity" here.
+    valid = [row for row in over_run if row["status"] in HOLDS and row["adaptive"] and isinstance(row["epsilon"], float | int)]
+    return min(valid, key=lambda row: float(row["epsilon"]), default=None)
+
+
 def _target_verdict(privacy: dict[str, Any], target: float) -> tuple[bool, str]:
     """Return whether the best guarantee over the whole run keeps the target, and a sentence that says so."""
-    # An infinite epsilon is the text "infinity" here.
-    over_run = [row for row in privacy["guarantees"] if row["scope"] == "run" and row["unit"] in PROTECTED]
-    # A guarantee that is not adaptive does not cover training, in which later inputs depend on earlier reports.
-    valid = [row for row in over_run if row["status"] in HOLDS and row["adaptive"] and isinstance(row["epsilon"], float | int)]
-    if not valid:
+    best = best_over_run(privacy)
+    if best is None:
         return False, f"guarantee missed: no epsilon is known, and {target:g} was asked for"
-    best = min(valid, key=lambda row: row["epsilon"])
     is_kept = best["epsilon"] <= target
     protected = "everything of a client" if privacy["protected"] == "client" else WHAT_IS_PROTECTED[privacy["protected"]]
     guarantee = f"epsilon {number(best['epsilon'])} for {protected}, over all that is ever sent, {IF_TRUSTED[best['trust_model']]}"

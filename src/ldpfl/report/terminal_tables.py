@@ -159,6 +159,9 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
         terms.append("a record: the epsilon protects one record of a client, not the client as a whole")
     if "person" in protected:
         terms.append("a person: the epsilon protects all records of one person at a client, not the client as a whole")
+    seeds = len(sweep.each_seed)
+    if seeds > 1:
+        terms.append(f"±: standard deviation over {seeds} seeds, which says nothing about the choice of test rows")
     legend = ["; ".join(terms)]
     if any(map(claim_mark, rows)):
         legend.append(CLAIM_LEGEND)
@@ -166,7 +169,6 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
         legend.append("* worth its price: no other row with at most its bytes and local epsilon is as accurate (up to two standard errors)")
     reasons = dict.fromkeys(f"{row.variant} stopped: {reason}" for row in rows for reason in row.stopped)
     reasons |= dict.fromkeys(f"failed: {reason}" for row in rows for reason in row.failed)
-    seeds = len(sweep.each_seed)
     return FittedTable(f"{sweep.name}, {seeds} {'seed' if seeds == 1 else 'seeds'}", columns, "\n".join([*legend, *reasons]))
 
 
