@@ -48,7 +48,6 @@ from ldpfl.mechanisms.base import record_clip_of, record_rate_of
 from ldpfl.mechanisms.dp_fedavg import DpFedAvgSettings
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings, on_users_code, require_dp_sgd
 from ldpfl.mechanisms.ranges import LayerRanges, NormQuantile, RangeRule, range_rule
-from ldpfl.mechanisms.settings import Part
 from ldpfl.models import adapters, pretrained
 from ldpfl.models.dense import Parallel
 from ldpfl.models.layout import ParameterLayout
@@ -193,12 +192,13 @@ def build(
     # Clients train all layers, also the personal ones, which they never send.
     all_layers_task, all_weights = task_of_all_layers(local, weights, personal)
     noise_seed = secret_seed(config, data, secret)
+    participation_seed = noise_seed
+    if config.data.brought and noise_seed is not None:
+        participation_seed = _participation_seed(noise_seed, module, weights, division)
     federation = Federation(
         seed=config.seed,
         secret_seed=noise_seed,
-        coin_seed=_participation_seed(noise_seed, module, weights, division)
-        if config.data.brought and noise_seed is not None
-        else noise_seed,
+        coin_seed=participation_seed,
         own_data=config.data.brought,
         users_code=bool(config.users_code),
         task=local,
@@ -229,7 +229,7 @@ def build(
     )
     federation = replace(federation, trainer=_fastest_trainer(config, federation, weights, data, warn))
     payload_bits(federation.mechanism, ranges)  # raises if the mechanism does not fit the layers
-    check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
+    check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)  # raises if the log would be too large
     checkpoint = initial_checkpoint(weights, ranges, _origin(data, module, device, federation.trainer), ledger)
     return federation, replace(checkpoint, personal=initial_personal_layers(federation.trainer, len(division)))
 
@@ -276,7 +276,7 @@ def _client_evaluation(config: RunConfig, data: Dataset, units: Division, person
     vector for each record.
     """
     vectors = evaluation_vector_layout(config, data.outputs)
-    if isinstance(vectors, ClientScores):
+    if isinstance(vectors, ClientScores):  # the layout for a mechanism that protects whole clients
         if not config.data.at_nodes and not units.sizes.all():  # a node on Flower without such records sends noise alone
             raise ConfigError(
                 f"with evaluation.share = {config.evaluation.share:g} some client holds back no record, but an evaluation that protects "
@@ -440,20 +440,24 @@ def persons_of(config: RunConfig, data: Dataset) -> Persons | None:
 def divide_over_clients(config: RunConfig, data: Dataset, persons: Persons | None = None) -> Division:
     """Return each client's train samples, or its persons if ``persons`` is given.
 
-    If the data name their clients, these names decide. Otherwise the settings in ``config`` do.
+    - At nodes, every client has all rows that it sees.
+    - If the data name the clients of samples, these names decide.
+    - Files and persons are assigned by their names.
+    - All other samples are divided as ``data.partition`` says.
 
     Raises:
         ConfigError: the settings do not fit the data, or a client would get nothing.
     """
     settings, count = config.data, len(data.train if persons is None else persons)
-    if settings.at_nodes:  # each node has its own table, so every client may use all rows that it sees
+    if settings.at_nodes:  # each node has its own table
         return Division.shared(np.arange(count), config.clients.count)
     if data.clients is not None:
         if settings.by_label or settings.partition != "iid":
             raise ConfigError("data.client already assigns each row to a client: leave data.partition and data.private_label out")
-        client_of_sample = data.clients if persons is None else data.clients[persons.rows[persons.first]]  # of each person's first row
-        clients = int(client_of_sample.max()) + 1
-        division = Division.by_owner(client_of_sample, clients)
+        # The client of each sample, or of each person's first row: all rows of a person are at one client.
+        client_numbers = data.clients if persons is None else data.clients[persons.rows[persons.first]]
+        clients = int(client_numbers.max()) + 1
+        division = Division.by_owner(client_numbers, clients)
         if clients != config.clients.count:
             raise ConfigError(f"clients.count is {config.clients.count}, but the data name {clients} clients: leave clients.count out")
         if not division.sizes.all():
@@ -509,7 +513,7 @@ def _divide_files(settings: DataConfig, identities: NDArray[np.uint64], count: i
     clients_of_files = identities // np.uint64(TEST_SHARE) % np.uint64(count)
     division = Division.by_owner(clients_of_files.astype(np.int64), count)
     if not division.sizes.all():
-        fewer = min(count, len(identities))
+        fewer = min(count, len(identities))  # lowered until every client gets a file
         while np.unique(identities // np.uint64(TEST_SHARE) % np.uint64(fewer)).size < fewer:
             fewer = fewer * 9 // 10
         raise ConfigError(
@@ -560,7 +564,8 @@ def _scale_columns(
     seed = require_secret(secret_seed(config, data, secret))
     # For each client, its rows; and for each row, the number of its person's rows, so that all persons weigh the same.
     rows_with_counts = [(part, np.ones_like(part)) if persons is None else persons.all_rows_of(part) for part in division]
-    return Measuring(seed, histogram_mechanism, shuffling.channel, shuffling.colluding).scaled(data, *zip(*rows_with_counts, strict=True))
+    rows, counts = zip(*rows_with_counts, strict=True)
+    return Measuring(seed, histogram_mechanism, shuffling.channel, shuffling.colluding).scaled(data, rows, counts)
 
 
 def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence[int] = (1,)) -> Mechanism:
@@ -683,7 +688,8 @@ def count_measured_weights(config: RunConfig, layout: ParameterLayout) -> int:
 def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = (1,)) -> Mechanism:
     """Return the mechanism that ``config`` names, for values with these clipping ``ranges``.
 
-    ``sizes`` are the numbers of records of the clients, or of persons if persons are protected.
+    ``sizes`` are the numbers of records of the clients, or of persons if persons are protected. The default, one client of one record,
+    stands for unknown numbers.
 
     Raises:
         ConfigError: a setting is out of range, or does not fit the others.
@@ -695,19 +701,16 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
         _check_adaptive_clipping(config)
     clip_norm = None if training.clip_norm == "off" else training.clip_norm
     local = Training(training.learning_rate, training.epochs, training.batch_size, clip_norm, training.make_client_optimiser().is_plain)
-    protected_unit: Part = "person" if config.data.person else "record"
-    is_summed, max_clients = config.shuffling.channel == "secure-sum", _max_summed_clients(config)
-    is_adaptive = config.clipping.is_adaptive
     facts = Facts(
         ranges=ranges,
         rounds=training.rounds,
         smallest=min(sizes),
         training=local,
         records=sum(sizes) / len(sizes),
-        summed=is_summed,
-        part=protected_unit,
-        clients=max_clients,
-        adaptive=is_adaptive,
+        summed=config.shuffling.channel == "secure-sum",
+        part="person" if config.data.person else "record",
+        clients=_max_summed_clients(config),
+        adaptive=config.clipping.is_adaptive,
     )
     mechanism = built(settings, facts)
     if record_clip_of(mechanism) is not None and config.data.by_label:
@@ -787,6 +790,9 @@ def _split_validation(config: RunConfig, data: Dataset) -> tuple[Dataset, Sample
     The second value is None if the config sets no validation samples aside.
 
     With ``data.evaluate_on = "holdout"``, a tenth of the training samples replaces the test samples.
+
+    Raises:
+        ConfigError: only one of ``training.patience`` and ``data.validation`` is set.
     """
     if (config.data.validation > 0) != (config.training.patience > 0):
         raise ConfigError(

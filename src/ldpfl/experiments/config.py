@@ -393,7 +393,7 @@ class RunConfig(_Section):
         names = {"model": self.model.name, "task": self.task.name, "features": self.data.features}
         names |= {key: name for key, name in (("data", self.data.name), ("partition", self.data.partition)) if name != GIVEN}
         return tuple(
-            f"{what} {public_name(name)}".removesuffix(f" {GIVEN}") for what, name in names.items() if name == GIVEN or is_code(name)
+            f"{role} {public_name(name)}".removesuffix(f" {GIVEN}") for role, name in names.items() if name == GIVEN or is_code(name)
         )
 
     def to_toml(self) -> str:

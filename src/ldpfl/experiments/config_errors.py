@@ -50,15 +50,17 @@ def _format_hint(key: str, value: object, error_types: Collection[str]) -> str:
 
     ``error_types`` are pydantic's names for the errors of this setting.
     """
-    if "list_type" in error_types and isinstance(value, Mapping):
+    list_expected, table_expected = "list_type" in error_types, "dict_type" in error_types
+    if list_expected and isinstance(value, Mapping):
         return f"; expected a list without names, as in {_EXAMPLES.get(key, '[first, second]')}"
-    if "dict_type" in error_types and isinstance(value, list):
+    if table_expected and isinstance(value, list):
         return f"; expected a table with a name for each value, as in {_EXAMPLES.get(key, '{name = value}')}"
-    if key == "data.class_shares" and "list_type" in error_types and not isinstance(value, str):  # such as 0.1, for the rarer of two
+    if list_expected and key == "data.class_shares" and not isinstance(value, str):  # a number such as 0.1, for the rarer of two classes
         return f"; expected a list of all values, as in {_EXAMPLES[key]}"
-    if isinstance(value, str) and "dict_type" in error_types and "=" in value:
+    # A text is usually a list or a table without its brackets or quotes, as the shell passes it on.
+    if table_expected and isinstance(value, str) and "=" in value:
         return "; a table has braces, and texts in it quotes, as in {age = [0, 120]}"
-    if not isinstance(value, str) or "list_type" not in error_types:
+    if not list_expected or not isinstance(value, str):
         return ""
     parts = ", ".join(part if _is_number(part) else json.dumps(part, ensure_ascii=False) for part in map(str.strip, value.split(",")))
     return f"; a list has brackets, and texts in it quotes: --set '{key}=[{parts[:_MAX_SHOWN]}]'"

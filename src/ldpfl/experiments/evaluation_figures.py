@@ -40,6 +40,8 @@ def lost_evaluations(config: RunConfig, checkpoint: Checkpoint) -> list[int]:
 def client_evaluation_entry(scores: RecordScores, number: int, measured: dict[str, Any]) -> dict[str, Any]:
     """Return the entry of ``result.json`` for what the clients ``measured`` after round ``number``.
 
+    Keys from "binning" on are only in entries that they concern.
+
     Args:
         scores: layout of the noisy sums in ``measured``.
         measured: ``RoundMetrics.at_clients``: the sums, their noise, the number of records, and ``stated``. If that is True, the number
@@ -58,13 +60,14 @@ def client_evaluation_entry(scores: RecordScores, number: int, measured: dict[st
     if client_figures.has_a_rare_class():
         result["rare_class"] = True
     if isinstance(scores, ClientScores):
-        result["unit"] = "client"
+        result["unit"] = "client"  # figures are means over clients, not over records
     if measured["stated"]:
         result["stated"] = True
         if (counted := client_figures.counted()) is not None:
             result["counted"] = [counted.value, *counted.interval]
     if (confusion := client_figures.confusion()) is not None:
-        result |= {"confusion": confusion[0].tolist(), "confusion_noise": confusion[1]}
+        matrix, noise = confusion
+        result |= {"confusion": matrix.tolist(), "confusion_noise": noise}
     return result
 
 

@@ -153,7 +153,7 @@ def _pop_findings_as_caveats(
             f"{more[0].lower()}{more[1:]}, fewer columns, or a larger epsilon"
         )
     constant = entries.pop("constant", False)
-    if constant and not _all_columns_hidden(federation):
+    if constant and not _all_columns_hidden(federation):  # else another note tells why
         caveats.append(
             f"{CHANCE}: the model's output is the same for all {entries['test_rows']:,} test rows, whatever their inputs. "
             f"{_remedy_for_constant_outputs(config, federation)}"
@@ -236,6 +236,7 @@ def _remedy_for_risks(
     run, clipping or too few rounds are the cause. Otherwise noise is. ``entries`` has the run's ``scores`` and their ``intervals``.
     """
     scores, (low, high) = entries["scores"], entries["intervals"][OBSERVED]
+    observed, predicted = scores[OBSERVED], scores[PREDICTED]
     if emphasis := _emphasis_settings(config):
         return (
             f"{emphasis} moved the predicted probabilities: train with the default loss, or use the predictions as a ranking, with a "
@@ -243,14 +244,15 @@ def _remedy_for_risks(
         )
     fewer_rounds, cause = "fewer training.rounds, each of which adds noise", _clipping_as_a_cause(scores, clipped)
     risk_without_noise = baseline.scores.get(PREDICTED) if baseline else None
-    if risk_without_noise is None:
+    if risk_without_noise is None:  # any of the causes is possible
         steps = " and ".join((*_larger_norm(config), fewer_rounds))
-    elif low <= risk_without_noise <= high or 2 * abs(risk_without_noise - scores[OBSERVED]) < abs(scores[PREDICTED] - scores[OBSERVED]):
+    elif low <= risk_without_noise <= high or 2 * abs(risk_without_noise - observed) < abs(predicted - observed):  # noise is the cause
         steps, cause = f"a larger epsilon or {fewer_rounds} (without noise the mean risk is {risk_without_noise:.2%})", ""
-    else:
+    else:  # clipping or too few rounds are the cause
         steps = " or ".join((*_larger_norm(config), "more training.rounds"))
         steps += f" (without noise the mean risk is {risk_without_noise:.2%}, so noise is not the cause, but grows with either)"
     remedy = f"take {steps}; or add a number to all log odds, so that the mean risk is the share that you expect"
+    # Training started at a base rate that was stated, measured with noise, or unknown.
     if config.data.class_shares:
         return f"{cause}{remedy[0].upper()}{remedy[1:]}"
     if federation.encoder is not None and federation.encoder.shares:
@@ -265,10 +267,11 @@ def _clipping_as_a_cause(scores: Mapping[str, float], clipped: float | None) -> 
     """Return a sentence on clipping as a cause if risks lie closer to the commoner class than they should, else "".
 
     The more a record's prediction is wrong, the longer is its gradient. So while the model is near the base rate, gradients of the rarer
-    class are the longest, and are clipped first. Only a simulation knows the share ``clipped``.
+    class are the longest, and are clipped first. Only a simulation knows the share ``clipped``; without it, the result is "".
     """
     observed, predicted = scores[OBSERVED], scores[PREDICTED]
-    if not clipped or (predicted < observed) != (observed < 0.5):
+    are_too_low, are_events_rarer = predicted < observed, observed < 0.5
+    if not clipped or are_too_low != are_events_rarer:
         return ""
     return (
         f"Clipping shortened {clipped:.1%} of the gradients in the last round (known only in a simulation). As a rule those of the rarer "
@@ -540,7 +543,8 @@ def _noise_entry(config: RunConfig, federation: Federation, checkpoint: Checkpoi
     if not noisy_rounds:
         return {}
     schedules = [metrics.noise for metrics in noisy_rounds]
-    sampling = min(1.0, config.training.batch_size / float(federation.samples.sizes.mean()))
+    sampling = min(1.0, config.training.batch_size / float(federation.samples.sizes.mean()))  # q
+    # The mean client takes part in a round with probability clients / count.
     claimed = [sampling * metrics.clients / config.clients.count * metrics.noise["paper_epsilon"] for metrics in noisy_rounds]
     return {
         "noise": {
@@ -564,7 +568,8 @@ def _clipped_records(federation: Federation, checkpoint: Checkpoint) -> list[flo
 def _layer_entries(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> dict[str, dict[str, float | None]]:
     """Return the number of weights, the radius, the noise and the clipped fraction of each layer in the last round.
 
-    The radius is None if values are clipped by their norm. So is the clipped fraction, which is also None if only clients know it.
+    The radius and the clipped fraction are None if values are clipped by their norm. The clipped fraction is None too if only clients know
+    it.
     """
     layout, metrics = federation.task.layout, last_round_with_clients(checkpoint)
     return {

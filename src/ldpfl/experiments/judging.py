@@ -58,7 +58,7 @@ class EvaluatedModel:
 def evaluate_on_test_rows(federation: Federation, weights: Tensor, personal: Tensor | None = None) -> EvaluatedModel:
     """Return the outputs and metrics on the test rows of the model with ``weights`` (d,) and the clients' ``personal`` layers (N, p)."""
     task, rows = federation.task.task, federation.evaluation.samples
-    if not len(rows):
+    if not len(rows):  # there are no batches to join
         return EvaluatedModel(measured(federation.task, weights, rows, every=True))
     if task.name not in _METRICS_INPUTS:  # no weighted metrics are known for the task, so it has only its own
         has_unusable: list[bool] = []

@@ -167,8 +167,8 @@ class ModelFile(BaseModel):
         check_present(weights)
         try:
             check_regular(weights)
-            if self.name != GIVEN and not is_code(self.name):
-                with torch.device("meta"):
+            if self.name != GIVEN and not is_code(self.name):  # a built-in model, which can be made without the caller
+                with torch.device("meta"):  # which allocates no memory
                     _check_shapes(
                         self._make_module(ModelConfig(name=self.name, options=self.options, mend=self.mend)), _stored_shapes(weights)
                     )

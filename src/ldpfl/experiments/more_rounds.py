@@ -41,11 +41,12 @@ def config_with_more_rounds(folder: RunFolder, more: int) -> RunConfig:
     depends_on_rounds = {
         "training.schedule": training.schedule != "constant",
         "training.server_schedule": training.server_schedule != "constant",
+        "clients.once": config.clients.once,
+        "training.method": training.method != "gradient",
+        "evaluation.epsilon": config.evaluation.epsilon != "off",
+        "training.patience": training.patience > 0 and has_stopped(checkpoint.history, training.patience),
+        "mechanism": mechanism_of(config, checkpoint.state.ranges) != mechanism_of(changed, checkpoint.state.ranges),
     }
-    depends_on_rounds |= {"clients.once": config.clients.once, "training.method": training.method != "gradient"}
-    depends_on_rounds |= {"evaluation.epsilon": config.evaluation.epsilon != "off"}
-    depends_on_rounds |= {"training.patience": training.patience > 0 and has_stopped(checkpoint.history, training.patience)}
-    depends_on_rounds |= {"mechanism": mechanism_of(config, checkpoint.state.ranges) != mechanism_of(changed, checkpoint.state.ranges)}
     keys = [key for key, is_dependent in depends_on_rounds.items() if is_dependent]
     if keys:
         raise ConfigError(f"these settings depend on the number of rounds, so no rounds can be added: {', '.join(keys)}; begin another run")

@@ -28,6 +28,8 @@ _MAX_HALVINGS, _REFINEMENTS = 60, 4
 def longest_total_step(module: nn.Module, inputs: Inputs, direction: Tensor, noise: float, max_change: float, max_length: float) -> float:
     """Return how long all steps together may be: ``max_length``, or less so that noise moves the outputs by at most ``max_change``.
 
+    If no length down to ``max_length`` / 2^:data:`_MAX_HALVINGS` is short enough, the result is about that length.
+
     Args:
         module: the model with its initial weights.
         inputs: N synthetic samples.
@@ -46,7 +48,7 @@ def longest_total_step(module: nn.Module, inputs: Inputs, direction: Tensor, noi
 
     if is_within(max_length):
         return max_length
-    # Halve the length until it is short enough. The longest one then lies between ``low`` and twice ``low``.
+    # Halve the length until it is short enough. The longest such length then lies between ``low`` and twice ``low``.
     low = max_length / 2
     for _ in range(_MAX_HALVINGS):
         if is_within(low):

@@ -14,7 +14,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, check_persons_named, describe_data
 from ldpfl.experiments.personal import split_layers, weights_of_layers
 from ldpfl.experiments.record_sums import config_for_evaluation, evaluation_vector_layout, least_squares_solver, rounds_evaluated_at_clients
-from ldpfl.mechanisms import payload_bits
+from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.base import PublicState, in_round
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy import Ledger, Release
@@ -40,22 +40,8 @@ def planned_ledger(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_
     evaluated_rounds = set(rounds_evaluated_at_clients(config))
     evaluation = evaluation_release(config) if evaluated_rounds else None
     stages = STAGES if measures_columns(config, describe_data(config, caller_objects).unscaled, mechanism) else 0
-    if not mechanism.properties.foreseeable:
-        raise ConfigError(
-            f"the guarantee of mechanism {mechanism.name!r} depends on the data or on the course of training, so it cannot be planned: "
-            "train the model, then give the run's folder to ldpfl ledger"
-        )
+    _check_foreseeable(config, mechanism)
     clients, self_sampling, once = config.clients.count, lowest_join_probability(config), config.clients.once
-    if self_sampling is not None and config.data.brought:
-        raise ConfigError(
-            "clients.self_sampling is on, so only the run itself decides which of your clients take part: set privacy.target_epsilon to "
-            "'off', train the model, then give the run's folder to ldpfl ledger"
-        )
-    if clients * config.training.rounds > _MAX_CLIENT_ROUNDS:
-        raise ConfigError(
-            f"{clients:,} clients times {config.training.rounds:,} rounds is more than the {_MAX_CLIENT_ROUNDS:,} that can be planned: set "
-            "clients.count or training.rounds lower"
-        )
     ledger, channel, colluding = Ledger(), config.shuffling.channel, config.shuffling.colluding
     if stages:  # histograms that measure a table's columns, before the first round
         histogram = released(measuring_mechanism(config, mechanism), ranges)
@@ -82,6 +68,26 @@ def planned_ledger(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_
     if not config.users_code:
         return ledger
     return Ledger(tuple(replace(event, release=resting_on_users_code(event.release)) for event in ledger.events))
+
+
+def _check_foreseeable(config: RunConfig, mechanism: Mechanism) -> None:
+    """Raise a :class:`ConfigError` if the ledger depends on training or on private data, or takes too long to plan."""
+    if not mechanism.properties.foreseeable:
+        raise ConfigError(
+            f"the guarantee of mechanism {mechanism.name!r} depends on the data or on the course of training, so it cannot be planned: "
+            "train the model, then give the run's folder to ldpfl ledger"
+        )
+    if lowest_join_probability(config) is not None and config.data.brought:
+        raise ConfigError(
+            "clients.self_sampling is on, so only the run itself decides which of your clients take part: set privacy.target_epsilon to "
+            "'off', train the model, then give the run's folder to ldpfl ledger"
+        )
+    clients, rounds = config.clients.count, config.training.rounds
+    if clients * rounds > _MAX_CLIENT_ROUNDS:
+        raise ConfigError(
+            f"{clients:,} clients times {rounds:,} rounds is more than the {_MAX_CLIENT_ROUNDS:,} that can be planned: set clients.count "
+            "or training.rounds lower"
+        )
 
 
 def evaluation_release(config: RunConfig) -> Release:

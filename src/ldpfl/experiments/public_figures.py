@@ -55,11 +55,13 @@ def without_private_figures(config: RunConfig, result: Mapping[str, Any]) -> dic
     ``data_fingerprint`` stay as well, although they are private. Callers that publish the result of a user's own data must leave these
     three out.
     """
+    # Baselines without noise, clipping and times follow from all training rows.
     layers = {name: {**layer, "clipped_fraction": None} for name, layer in result["layers"].items()}
     replacements: dict[str, Any] = {"noise_free_score": None, "noise_free_score_per_round": None, "clamped_score": None, "layers": layers}
     replacements |= {"noise_free_scores": {}, "pooled_scores": {}, "clipped_records_per_round": None}
     replacements |= {"caveats": public_caveats(config, list(result.get("caveats", ()))), "seconds": None}
     if not scores_are_public(config):
+        # Only what clients measured under noise is protected. All other figures are exact ones of private test rows.
         protected = {name: score for name, score in result["scores"].items() if name.endswith(MEASURED_AT_CLIENTS)}
         protected_intervals = {name: ends for name, ends in result.get("intervals", {}).items() if name in protected}
         replacements |= {"score": None, "scores": protected, "score_per_round": [None] * len(result["score_per_round"])}

@@ -59,7 +59,8 @@ def quality_entries(
 ) -> dict[str, Any]:
     """Evaluate the model with ``weights`` (d,) on the test rows, and return the entries for ``result.json``.
 
-    The result also has findings, which the caller turns into caveats. Three are True or False:
+    The result also has findings, which the caller turns into caveats. Without metrics of rows, it has only the first three. These are True
+    or False:
 
     - ``unusable``: the outputs for some rows are NaN or infinite.
     - ``constant``: all rows have the same outputs.
@@ -279,9 +280,9 @@ def _unreliable_metrics(evaluated: EvaluatedModel, targets: NDArray[Any], person
     if outcome is None:
         return frozenset(), ""
     units = np.arange(len(targets)) if persons is None else persons  # each row counts on its own, or with the rows of its person
-    # Masks (n, K) of the rows with each outcome, and without it.
-    sides = (outcome.has_outcome, ~outcome.has_outcome) if outcome.needs_rows_without else (outcome.has_outcome,)
-    fewest = min((np.unique(units[has_outcome]).size for side in sides for has_outcome in side.T), default=0)
+    # A mask (n,) of rows for each outcome, and for each outcome one of the rows without it.
+    masks = [*outcome.has_outcome.T, *(~outcome.has_outcome.T if outcome.needs_rows_without else ())]
+    fewest = min((np.unique(units[mask]).size for mask in masks), default=0)
     if fewest >= MIN_EVENTS:
         return frozenset(), ""
     unit_name = "rows" if persons is None else "persons"

@@ -59,16 +59,14 @@ def least_squares_solver(config: RunConfig, data: Description) -> LeastSquares |
         )
     if config.training.patience:
         raise ConfigError("training.patience stops training early, but least squares has only one round: leave training.patience out")
-    is_class, bias = targets == "class", config.model.name == WITH_BIAS
-    norm, bound, share = settings.feature_norm, settings.target_bound, settings.target_share
     return LeastSquares(
         inputs=prod(data.shape),
         outputs=data.outputs,
-        classes=is_class,
-        bias=bias,
-        norm=norm,
-        bound=bound,
-        target_share=share,
+        classes=targets == "class",
+        bias=config.model.name == WITH_BIAS,
+        norm=settings.feature_norm,
+        bound=settings.target_bound,
+        target_share=settings.target_share,
         floor=settings.eigenvalue_floor,
         ridge=settings.ridge,
     )
@@ -223,11 +221,10 @@ def split_for_evaluation(config: RunConfig, division: Division, persons: Persons
         trained_on, held_out = split_off_share(division_to_split, share)
     if is_at_node:
         return Division.shared(trained_on[0], len(division)), Division.shared(held_out[0], len(division))
-    if not held_out.sizes.any() or not trained_on.sizes.all():
+    nobody_holds_back = not held_out.sizes.any()
+    if nobody_holds_back or not trained_on.sizes.all():
         unit = "records" if persons is None else "persons"
-        problem, remedy = "a client has none to train on", "a smaller"
-        if not held_out.sizes.any():
-            problem, remedy = "no client holds any back", "a larger"
+        problem, remedy = ("no client holds any back", "a larger") if nobody_holds_back else ("a client has none to train on", "a smaller")
         raise ConfigError(
             f"clients have {int(division.sizes.min()):,} to {int(division.sizes.max()):,} {unit} each, of which evaluation.share = "
             f"{share:g} is held back: {problem}; set {remedy} evaluation.share, or fewer clients (clients.count)"

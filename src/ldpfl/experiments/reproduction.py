@@ -172,9 +172,9 @@ def reproduced_rows(
     finished_by_key = group_results(finished_cells)
     distances_by_folder = {cell.folder_name: tuple(distances(cell.folder(out))) for cell, _ in finished_cells}
     results = []
-    # A key is a variant and a point. All seeds of a key make one row.
-    for key, runs in group_results([(cell, {}) for cell in planned]).items():
-        finished_runs = finished_by_key.get(key, {})
+    # All seeds of a variant at a point make one row.
+    for (variant, point), runs in group_results([(cell, {}) for cell in planned]).items():
+        row, finished_runs = rows_by_key.get((variant, point)), finished_by_key.get((variant, point), {})
         row_distances = tuple(distance for name in finished_runs for distance in distances_by_folder[name])
-        results.append(ReproducedRow(rows_by_key.get(key), *key, len(finished_runs), len(runs), row_distances))
+        results.append(ReproducedRow(row, variant, point, len(finished_runs), len(runs), row_distances))
     return results

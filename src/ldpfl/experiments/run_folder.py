@@ -387,17 +387,8 @@ class RunFolder:
             raise ConfigError(f"the run in {self.path} has released nothing yet: let it finish a round first")
         checkpoint = self.checkpoint()
         reported_rounds = (self.result() or {}).get("rounds", 0)  # 0 before the end of the run
-        ledger = Ledger.load(self.ledger_path)
-        checkpointed = ledger if checkpoint is None else checkpoint.ledger
-        on_flower = self.kind().on_flower
-        if on_flower and _is_charged_before(ledger.events, checkpointed.events):
-            ledger = checkpointed  # the server was stopped between the checkpoint and the ledger of the last round
-        shorter, longer = sorted((ledger, checkpointed), key=lambda either: len(either.events))
-        if longer.events[: len(shorter.events)] != shorter.events or len(longer.events) > len(shorter.events) + 1:
-            raise DataError(
-                f"{self.ledger_path} does not belong to this run's checkpoint, {self.checkpoint_path.name}: one of the two was changed, or "
-                "is another run's; restore both from one backup"
-            )
+        stored, on_flower = Ledger.load(self.ledger_path), self.kind().on_flower
+        longer = stored if checkpoint is None else self._longer_ledger(stored, checkpoint.ledger, on_flower=on_flower)
         if (counted_rounds := len(longer.events) - sum(event.histograms for event in longer.events)) < reported_rounds:
             raise DataError(
                 f"{self.ledger_path} has {counted_rounds:,} rounds of training, and {self.result_path.name} beside it reports "
@@ -413,6 +404,22 @@ class RunFolder:
         self._check_states_users_code(longer)
         return longer
 
+    def _longer_ledger(self, stored: Ledger, checkpointed: Ledger, *, on_flower: bool) -> Ledger:
+        """Return the longer one of the ledger ``stored`` in its file and that of the checkpoint.
+
+        Raises:
+            DataError: the rounds that both have differ, or one has more than one round that the other lacks.
+        """
+        if on_flower and _is_charged_before(stored.events, checkpointed.events):
+            return checkpointed  # the server was stopped between the checkpoint and the ledger of the last round
+        shorter, longer = sorted((stored, checkpointed), key=lambda ledger: len(ledger.events))
+        if longer.events[: len(shorter.events)] != shorter.events or len(longer.events) > len(shorter.events) + 1:
+            raise DataError(
+                f"{self.ledger_path} does not belong to this run's checkpoint, {self.checkpoint_path.name}: one of the two was changed, or "
+                "is another run's; restore both from one backup"
+            )
+        return longer
+
     def check_ledger_continues(self, checkpoint: Checkpoint) -> None:
         """Raise if a run that goes on from ``checkpoint`` would overwrite a ledger that counts more rounds, or other ones.
 
@@ -424,8 +431,8 @@ class RunFolder:
         if not self.ledger_path.exists():
             return
         charged, done = Ledger.load(self.ledger_path).events, checkpoint.ledger.events
-        # The rounds that both have must be equal, except the last of them.
-        if len(charged) > len(done) + 1 or charged[: len(done)][:-1] != done[: len(charged)][:-1]:
+        must_be_equal = max(0, min(len(charged), len(done)) - 1)  # the rounds that both have, except the last of them
+        if len(charged) > len(done) + 1 or charged[:must_be_equal] != done[:must_be_equal]:
             raise DataError(
                 f"{self.ledger_path} has {counted(len(charged), 'round')} and the checkpoint beside it {len(done)}, expected the "
                 "same rounds, and one more in the ledger at most: the checkpoint is an older one, or another run's. Put back the latest "
@@ -729,7 +736,8 @@ def _all_printable(figures: Any) -> Any:
 def _is_charged_before(charged: Sequence[RoundEvent], finished: Sequence[RoundEvent]) -> bool:
     """Return whether ``charged`` and ``finished`` are the same rounds, and ``charged`` has the last one as charged before it began.
 
-    Before a round, at most as many reports are charged as come in the end: fewer reports hide one another less.
+    Before a round, at most as many reports are charged as come in the end: fewer reports hide one another less. So not all clients may
+    count then, and the participation is "visible" even if it is "everyone" in the end.
     """
     if not charged or len(charged) != len(finished) or charged[:-1] != finished[:-1]:
         return False

@@ -121,12 +121,12 @@ class Runner:
                 folder.open(config, resume=resume, kind=Kind.SIMULATION, secret=secret)
             baseline_left_out = earlier_result is not None and earlier_result["noise_free_score"] is None and config.data.brought
             wants_baseline = baseline_chosen and config.mechanism.protects and not baseline_left_out
-            figures = None if more_rounds else earlier_result
+            figures = None if more_rounds else earlier_result  # with more rounds, the result is computed anew
             # The run is finished, and no baseline has to be added.
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
                 final = folder.checkpoint_or(start)
                 figures = as_released(figures, final.ledger, account(final.ledger, config.privacy.delta))
-                if not folder.curve_path.exists():  # after a crash while the curve was drawn
+                if not folder.curve_path.exists():  # after a crash before the curve was drawn
                     self._draw_learning_curve(folder, figures)
                 if missing := folder.missing_files(federation.encoder):
                     final = folder.checkpoint_to_resume(start)
@@ -134,6 +134,7 @@ class Runner:
                     self.observer.warn(f"files that were missing are written again from the checkpoint: {', '.join(missing)}")
                 folder.ledger()  # raises if the files of the run contradict each other
                 return Finished(config, federation, final, figures, data)
+            # ``secret`` was read or drawn before the lock was held.
             if config.secret_noise and require_secret(folder.secret()) != secret:
                 raise ConfigError(
                     f"another process began a run in {folder.path} at the same time: wait for its end, or give another folder"
@@ -235,6 +236,8 @@ class Runner:
 
     def _secret_of_run(self, config: RunConfig, folder: RunFolder, *, resume: bool) -> int | None:
         """Return the secret seed of the noise of the run in ``folder``: the stored one, or a new one for a new run.
+
+        It is None if the noise follows from the config's seed, or if a finished run has lost its secret, which it needs no more.
 
         Raises:
             ConfigError: the run is not finished, and its secret is missing.

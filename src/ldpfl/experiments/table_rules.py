@@ -1,4 +1,4 @@
-"""Choose the clipping norm, the server's learning rate ("step") and its weight decay ("pull") where a config says ``auto``.
+"""Choose the clipping norm, the server's learning rate and its weight decay where a config says ``auto``.
 
 Everything here follows from public facts (columns, number of rows, noise), from synthetic random rows, and from the measured shares of
 the classes. So it costs no privacy beyond the measuring. Synthetic pixels, and numbers in an array, have mean 0 and variance 1, as real
@@ -8,20 +8,20 @@ pixels have approximately.
   root mean square of |J^T v| for a unit vector v, over drawn rows, times the largest residual, times :data:`_CLIP_FACTOR`, or, where there
   is little noise, :data:`_CLIP_FACTOR_LITTLE_NOISE`. A smaller norm would clip the gradients of the rare class, whose residuals are large,
   and so bias every risk downwards. A larger one means more noise.
-- **Pull** back to the initial model (ridge): a mean gradient has noise of variance n^2 a coordinate, if all rounds are taken together.
+- **Weight decay** towards the initial model (ridge): a mean gradient has noise of variance n^2 a coordinate, if all rounds are averaged.
   Weights of variance v, seen through a curvature h, are estimated with the least squared error by a ridge of n^2 / (v h). With much
   noise the model stays near its start, which is the measured base rate; with little it is free. v is :data:`_WEIGHT_VARIANCE`. Images and
-  arrays have no pull: their curvature lies in few directions (the brightness of an image alone has a third of it or more), so that one pull
-  would hold all others back long before it keeps these from following noise.
-- **Step on a table**: heavy ball with momentum b is stable up to 2 (1 + b) / L, with L the largest eigenvalue of the curvature. The step
-  is (1 - b^2) divided by the trace of the curvature. The trace is no smaller than L, however correlated the columns are.
-- **Step on images and arrays**: the longest step that is stable whatever the data are, or a shorter step with which the noise of all
-  rounds moves a logit by 1 (:mod:`ldpfl.experiments.noise_walk`). So rounds end before noise is as large as what was learnt. Scaled pixels
-  are -2 to 2, so that L is no larger than :data:`_MAX_MEAN_SQUARE` times the trace over drawn pixels, times the largest curvature of the
-  loss.
-- **Pretrained models**: a clipping norm of :data:`_FALLBACK_CLIP_NORM`, which cuts most gradients to one length. The step is
-  :data:`_FALLBACK_RATE`, or that of the rule for images, on random tokens or pixels, if this is longer. A base whose outputs hardly differ
-  between samples has short gradients and needs the longer step.
+  arrays have no weight decay: their curvature lies in few directions (the brightness of an image alone has a third of it or more), so that
+  one decay would hold all others back long before it keeps these from following noise.
+- **Learning rate on a table**: heavy ball with momentum b is stable up to 2 (1 + b) / L, with L the largest eigenvalue of the curvature.
+  The rate is (1 - b^2) divided by the trace of the curvature. The trace is no smaller than L, however correlated the columns are.
+- **Learning rate on images and arrays**: the largest rate that is stable whatever the data are, or a smaller one with which the noise of
+  all rounds moves a logit by 1 (:mod:`ldpfl.experiments.noise_walk`). So rounds end before noise is as large as what was learnt. Scaled
+  pixels are -2 to 2, so that L is no larger than :data:`_MAX_MEAN_SQUARE` times the trace over drawn pixels, times the largest curvature of
+  the loss.
+- **Pretrained models**: a clipping norm of :data:`_FALLBACK_CLIP_NORM`, which cuts most gradients to one length. The learning rate is
+  :data:`_FALLBACK_RATE`, or that of the rule for images, on random tokens or pixels, if this is larger. A base whose outputs hardly differ
+  between samples has short gradients and needs the larger rate.
 - **Start of an MLP** of one hidden layer: its first weights are much larger than the usual ones, and noise is small beside them, so that
   gradients stay as long as they are at the start. Usual weights are of the size of the noise, which makes them longer, and then the
   clipping norm cuts the rare class. Hidden units come in pairs that cancel, so that the outputs begin at the base rate.
@@ -70,8 +70,8 @@ _WEIGHT_VARIANCE = 0.05
 _MAX_MEAN_SQUARE = 4.0
 """Largest mean square of the scaled pixels of an image, reached if all are black or all are white: scaled pixels are -2 to 2."""
 _FALLBACK_CLIP_NORM, _FALLBACK_RATE = 1.0, 0.6
-"""Clipping norm and learning rate for features, and for models that fail on the synthetic rows. The trial before the run reports such a
-failure. Texts have this clipping norm, and steps that may be longer."""
+"""Clipping norm, and learning rate for gradients divided by it, for features, and for models that fail on the synthetic rows. The trial
+before the run reports such a failure. Texts have this clipping norm, and a learning rate that may be larger."""
 
 _MAX_LOGIT_CHANGE, _MAX_NUMBER_CHANGE = 1.0, 0.5
 """Maximum root mean square change of an output by noise alone: a logit by 1, which changes a probability by at most a quarter; a number by
@@ -111,7 +111,7 @@ def clip_norm_for(config: RunConfig, data: Description, module: nn.Module) -> fl
     the risks, and undivided it would add noise that hides a rare outcome (decision 0036 has the figures).
     """
     rows = None if _clips_to_fixed_norm(data, module) else _synthetic_rows(config, data)
-    mean_square = _mean_squared_gradient(_with_cancelling_pairs(config, data, module), data, rows)
+    mean_square = _mean_squared_gradient(_with_paired_hidden_units(config, data, module), data, rows)
     if mean_square is None:
         return _FALLBACK_CLIP_NORM
     factor = _CLIP_FACTOR_LITTLE_NOISE if _noise_share(config, data) < _LITTLE_NOISE else _CLIP_FACTOR
@@ -151,9 +151,8 @@ def choose_automatic_settings(
 ) -> ChosenStart:
     """Choose the server's learning rate and weight decay if they are "auto", and initial weights that suit them.
 
-    If neither is "auto", nothing changes.
-
-    The rules and their reasons are at the top of this file, where the weight decay is called "pull".
+    If neither is "auto", nothing changes. A setting that is not "auto" stays as it is. The rules and their reasons are at the top of this
+    file.
 
     Args:
         layout: layout of the d weights.
@@ -172,33 +171,40 @@ def choose_automatic_settings(
         return ChosenStart(weights, config)
     if config.mechanism.perturbed != "gradient":  # clients send updates or weights, which already have the right scale
         # With momentum b, each update moves the model 1 / (1 - b) times as far.
-        return ChosenStart(weights, _with_chosen_settings(config, 1 - training.server_momentum, 0.0))
-    initial = _with_cancelling_pairs(config, data, module)
+        return ChosenStart(weights, _replace_auto_settings(config, 1 - training.server_momentum, 0.0))
+    initial = _with_paired_hidden_units(config, data, module)
     rows = _synthetic_rows(config, data)
     mean_square = _mean_squared_gradient(initial, data, rows)
     if mean_square is None or rows is None:
-        return ChosenStart(weights, _with_chosen_settings(config, _FALLBACK_RATE, 0.0))
+        return ChosenStart(weights, _replace_auto_settings(config, _FALLBACK_RATE, 0.0))
     # Shares that are stated need no noisy estimate.
-    shares = config.data.class_shares or list(shares) or _default_shares(targets, data.outputs)
-    shares, mean_weight = weighted_shares(shares, emphasis)
-    curvature = mean_weight * _output_curvature(targets, shares)
+    sample_shares = config.data.class_shares or list(shares) or _default_shares(targets, data.outputs)
+    loss_shares, mean_weight = weighted_shares(sample_shares, emphasis)
     record_clip = record_clip_of(mechanism)
     clip_norm = 1.0 if record_clip is None else record_clip.norm
-    # A single range of radius 1, so that the mechanism's noise is in units of the clipping norm.
-    ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
-    # Noise in a coordinate of the mean gradient, averaged over all rounds.
-    noise = float(mechanism.noise(ranges).largest_std(clients)[0]) * clip_norm / sqrt(training.rounds)
-    if data.encoder is None or data.encoder.data.text:
-        weight_decay, rate = 0.0, _rate_without_table(config, data, initial, rows, mean_square * _largest_class_weight(config), noise)
-        # The fallback is a rate for gradients in units of the clipping norm. The division here undoes the multiplication in the last line.
-        rate = max(rate, _FALLBACK_RATE / clip_norm) if _clips_to_fixed_norm(data, module) else rate
+    noise = _noise_of_all_rounds(mechanism, clip_norm, layout.dimension, clients, training.rounds)
+    # The rate and the decay are first those for gradients of their own length.
+    if data.encoder is not None and not data.encoder.data.text:
+        curvature = mean_weight * _output_curvature(targets, loss_shares)
+        decay = noise**2 / (_WEIGHT_VARIANCE * curvature)  # the ridge n^2 / (v h)
+        trace = curvature * mean_square  # trace of the loss' curvature by the weights
+        rate = (1 - training.server_momentum**2) / (trace + decay)
     else:
-        weight_decay = noise**2 / (_WEIGHT_VARIANCE * curvature)
-        rate = (1 - training.server_momentum**2) / (curvature * mean_square + weight_decay)
-    trainable = {name: parameter.detach() for name, parameter in initial.named_parameters() if parameter.requires_grad}
-    weights = _initial_weights(config, layout, layout.flatten(trainable), targets, shares)
-    # The server sees gradients in units of the clipping norm, so the rate is multiplied by it.
-    return ChosenStart(weights, _with_chosen_settings(config, rate * clip_norm, weight_decay / clip_norm))
+        decay = 0.0
+        rate = _rate_without_table(config, data, initial, rows, mean_square * _largest_class_weight(config), noise)
+        if _clips_to_fixed_norm(data, module):
+            rate = max(rate, _FALLBACK_RATE / clip_norm)
+    trained = {name: parameter.detach() for name, parameter in initial.named_parameters() if parameter.requires_grad}
+    chosen_weights = _initial_weights(config, layout, layout.flatten(trained), targets, loss_shares)
+    # The server gets gradients divided by the clipping norm. So its rate is larger by this factor, and its decay smaller.
+    return ChosenStart(chosen_weights, _replace_auto_settings(config, rate * clip_norm, decay / clip_norm))
+
+
+def _noise_of_all_rounds(mechanism: Mechanism, clip_norm: float, dimension: int, clients: int, rounds: int) -> float:
+    """Return the standard deviation of the noise in a coordinate of the mean gradient, averaged over all rounds."""
+    # The mechanism states its noise for a range of radius 1, that is, in units of the clipping norm.
+    ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (dimension,))
+    return float(mechanism.noise(ranges).largest_std(clients)[0]) * clip_norm / sqrt(rounds)
 
 
 def _clips_to_fixed_norm(data: Description, module: nn.Module) -> bool:
@@ -226,16 +232,18 @@ def _rate_without_table(config: RunConfig, data: Description, module: nn.Module,
     training, targets = config.training, target_kind_of(config)
     # The curvature of a cross-entropy is at most 0.5, whatever the classes' shares.
     curvature = 0.5 if targets == "class" else _output_curvature(targets, _default_shares(targets, data.outputs))
-    # Heavy ball with momentum b is stable up to a rate of 2 (1 + b) / L, with L the largest eigenvalue of the curvature. Samples may be
-    # larger than the synthetic ones, but not the embeddings of words.
-    most = 1.0 if _has_own_words(data) else _MAX_MEAN_SQUARE
-    max_stable_rate = 2 * (1 + training.server_momentum) / (most * mean_square * curvature)
-    rounds = training.rounds / (1 - training.server_momentum)  # momentum lets each gradient move the model 1 / (1 - momentum) times as far
+    # Mean square of the largest possible sample, as a multiple of that of the synthetic ones. Embeddings of words are the same in both.
+    largest_mean_square = 1.0 if _has_own_words(data) else _MAX_MEAN_SQUARE
+    # Heavy ball with momentum b is stable up to a rate of 2 (1 + b) / L, with L the largest eigenvalue of the curvature.
+    max_stable_rate = 2 * (1 + training.server_momentum) / (largest_mean_square * mean_square * curvature)
+    # Momentum b lets each gradient move the model 1 / (1 - b) times as far, as that many rounds without momentum would.
+    plain_rounds = training.rounds / (1 - training.server_momentum)
     max_change = _MAX_NUMBER_CHANGE if targets == "number" else _MAX_LOGIT_CHANGE
-    return longest_total_step(copied(module), rows, _output_direction(data), noise, max_change, max_stable_rate * rounds) / rounds
+    max_total = max_stable_rate * plain_rounds
+    return longest_total_step(copied(module), rows, _output_direction(data), noise, max_change, max_total) / plain_rounds
 
 
-def _with_chosen_settings(config: RunConfig, rate: float, decay: float) -> RunConfig:
+def _replace_auto_settings(config: RunConfig, rate: float, decay: float) -> RunConfig:
     """Return ``config`` with the learning rate ``rate`` and the weight decay ``decay`` wherever it says ``auto``."""
     training = config.training
     chosen = {"server_learning_rate": rate, "server_weight_decay": decay}
@@ -254,8 +262,8 @@ def _initial_weights(config: RunConfig, layout: ParameterLayout, weights: Tensor
     base_rate_outputs = _base_rate_outputs(targets, shares)
     if base_rate_outputs and (targets in PARALLEL or name in _WITH_BIAS) and name in models.names():
         # The offsets of parallel outputs stand first, and the bias of a built-in model last.
-        place = layout.names[0 if targets in PARALLEL else -1]
-        initial[layout.slices[place]] = torch.tensor(base_rate_outputs, dtype=initial.dtype)
+        bias = layout.names[0 if targets in PARALLEL else -1]
+        initial[layout.slices[bias]] = torch.tensor(base_rate_outputs, dtype=initial.dtype)
     return initial
 
 
@@ -278,11 +286,12 @@ def _probabilities(targets: Targets, shares: Sequence[float]) -> list[float]:
     return list(shares) if targets in ("classes", "survival") else []
 
 
-def _with_cancelling_pairs(config: RunConfig, data: Description, module: nn.Module) -> nn.Module:
+def _with_paired_hidden_units(config: RunConfig, data: Description, module: nn.Module) -> nn.Module:
     """Return ``module``, or for an MLP of one hidden layer on a table a copy whose hidden units come in pairs that cancel.
 
-    So the outputs begin at their biases, for which the base rate is taken later. The hidden weights are large beside the noise. A deeper
-    MLP is returned unchanged, since cancelling pairs would leave the layers before them without a gradient.
+    The units of a pair are equal, and the outputs add them with opposite signs. So the outputs begin at their biases, for which the base
+    rate is taken later. The hidden weights are large beside the noise. A deeper MLP is returned unchanged, since cancelling pairs would
+    leave the layers before them without a gradient.
     """
     if config.model.name != _MLP or data.encoder is None or data.encoder.data.text:
         return module
@@ -303,7 +312,6 @@ def _with_cancelling_pairs(config: RunConfig, data: Description, module: nn.Modu
         for parameter in changed.parameters():
             parameter.zero_()
         hidden.weight[: 2 * pairs], hidden.bias[: 2 * pairs] = weights.repeat(2, 1), biases.repeat(2)
-        # The units of a pair are equal, and the outputs add them with opposite signs.
         output_layer.weight[:, : 2 * pairs] = torch.cat([signs, -signs], dim=1)
     return changed
 
@@ -338,13 +346,15 @@ def _default_shares(targets: Targets, outputs: int) -> list[float]:
 
 
 def _largest_residual(targets: Targets, outputs: int) -> float:
-    """Return a usual bound on the norm of the loss' gradient with respect to the outputs. The clipping norm is a multiple of it.
-
-    For classes it is the largest norm; for a number, the norm at an error of one spread; for labels, that of two wrong labels. For a
-    count it is the norm at an error of four spreads: counts have long tails, and clipping them lowers the mean. For parallel outputs it is
-    the largest norm with respect to their score.
-    """
-    return {"class": sqrt(2), "classes": sqrt(2) / outputs, "count": 4.0, "ordered": 1.0, "survival": 1.0}.get(targets, 2.0)
+    """Return a usual bound on the norm of the loss' gradient with respect to the outputs. The clipping norm is a multiple of it."""
+    bounds: dict[Targets, float] = {
+        "class": sqrt(2),  # the largest norm
+        "classes": sqrt(2) / outputs,  # two labels are wrong
+        "count": 4.0,  # an error of four spreads: counts have long tails, and clipping them lowers the mean
+        "ordered": 1.0,  # the largest norm with respect to the score that the outputs share
+        "survival": 1.0,  # likewise
+    }
+    return bounds.get(targets, 2.0)  # for a number, an error of one spread; for tokens, more than the largest norm
 
 
 def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
@@ -358,39 +368,39 @@ def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
         return float(np.linalg.eigvalsh(np.diag(probabilities) - np.outer(probabilities, probabilities))[-1])
     if targets == "count":
         return shares[0]
-    spreads = [share * (1 - share) for share in _probabilities(targets, shares)]
+    variances = [probability * (1 - probability) for probability in _probabilities(targets, shares)]
     if targets == "classes":
-        return max(spreads) / len(spreads)
+        return max(variances) / len(variances)
     if targets == "ordered":
-        return sum(spreads) / len(spreads)
+        return sum(variances) / len(variances)
     if targets == "survival":
         # A row adds to the loss of an interval only if it reaches it. ``reaching`` is the share of rows that reach each interval.
         reaching = np.cumprod([1.0, *(1 - share for share in shares)])[:-1]
-        return float(reaching @ spreads)
+        return float(reaching @ variances)
     return 2.0  # the second derivative of a squared error; an upper bound for tokens
 
 
 def _synthetic_rows(config: RunConfig, data: Description) -> Inputs | None:
     """Return synthetic samples of the shape of ``data``: rows of a table, arrays, or texts of random tokens.
 
-    The result is None for texts of bytes, for samples of several tensors, and for features, whose distribution is not known.
+    The result is None for features, whose distribution is not known, for samples of several tensors, and for other texts.
     """
     generator = torch.Generator().manual_seed(0)
-    if data.encoder is not None:
-        settings = data.encoder.data
-        if not settings.text:
-            return draw_synthetic_inputs(settings, _SYNTHETIC_ROWS, generator)
-        if config.data.features != NONE:
+    if data.encoder is not None and not data.encoder.data.text:  # rows of a table
+        return draw_synthetic_inputs(data.encoder.data, _SYNTHETIC_ROWS, generator)
+    if config.data.features != NONE:
+        return None
+    if data.encoder is None:
+        if data.shape is None or data.vocabulary is not None:  # samples of several tensors, or texts that are no column of a table
             return None
-        if data.vocabulary is not None and _has_own_words(data):
-            return torch.randint(1, data.vocabulary, (_SYNTHETIC_ROWS, settings.length), generator=generator)  # 0 is padding
-        if not settings.tokenizer:
-            return None
+        return torch.randn(_SYNTHETIC_ROWS, *data.shape, generator=generator)
+    settings = data.encoder.data
+    if data.vocabulary is not None and _has_own_words(data):  # texts as numbers of words, where 0 is padding
+        return torch.randint(1, data.vocabulary, (_SYNTHETIC_ROWS, settings.length), generator=generator)
+    if settings.tokenizer:  # texts as tokens of a pretrained model
         tokens = torch.randint(vocabulary_size(settings.tokenizer), (_SYNTHETIC_ROWS, settings.length), generator=generator)
         return {TOKENS: tokens, MASK: torch.ones_like(tokens)}
-    if data.shape is None or data.vocabulary is not None or config.data.features != NONE:
-        return None
-    return torch.randn(_SYNTHETIC_ROWS, *data.shape, generator=generator)
+    return None  # texts as bytes
 
 
 def _mean_squared_gradient(module: nn.Module, data: Description, rows: Inputs | None) -> float | None:

@@ -69,7 +69,8 @@ def class_probabilities(logits: Tensor) -> Tensor:
     """
     above = logits.sigmoid().cummin(dim=1).values
     one = above.new_ones(len(above), 1)
-    # Every class is above a threshold before the first (probability 1), and none is above a threshold after the last (0).
+    # Class i is above threshold i and not above threshold i + 1. All rows are above a threshold before the first (probability 1), and none
+    # is above one after the last (0).
     return torch.cat([one, above], dim=1) - torch.cat([above, 1 - one], dim=1)
 
 
@@ -106,16 +107,16 @@ def interval_targets(times: Tensor, events: Tensor, cuts: Tensor) -> Tensor:
 
     ``times`` (N,) are the times of the event, or until which a row was observed. ``events`` (N,) are above 0 for rows with an event.
 
-    A target is 1 in the interval of the event, 0 in intervals before it, and NaN where it is unknown. A row that was observed until
-    ``times`` without an event has 0 in the intervals of which it was observed for at least half.
+    A row with an event has 0 in the intervals before it, and 1 in that of the event. A row that was observed until its time without an
+    event has 0 in the intervals of which it was observed for at least half. All other targets are NaN: unknown.
     """
     starts = torch.cat([cuts.new_zeros(1), cuts[:-1]])
-    times, events = times[:, None], events[:, None] > 0
-    inside = (times > starts) & (times <= cuts)
-    inside[:, 0] |= times[:, 0] <= cuts[0]  # times of 0 or less belong to the first interval
-    targets = torch.full(inside.shape, torch.nan, dtype=torch.float32)
-    targets[torch.where(events, times > cuts, times >= (starts + cuts) / 2)] = 0.0
-    targets[events & inside] = 1.0
+    ends, has_event = times[:, None], events[:, None] > 0  # columns (N, 1), compared with the intervals below
+    in_interval = (ends > starts) & (ends <= cuts)
+    in_interval[:, 0] |= times <= cuts[0]  # times of 0 or less belong to the first interval
+    targets = torch.full(in_interval.shape, torch.nan, dtype=torch.float32)
+    targets[torch.where(has_event, ends > cuts, ends >= (starts + cuts) / 2)] = 0.0
+    targets[has_event & in_interval] = 1.0
     return targets
 
 

@@ -20,7 +20,8 @@ def count_comparable_pairs(times: Floats, events: NDArray[np.bool_], predicted_t
     """
     # Rows are sorted by time, so that the rows that are comparable with an event are all rows from some position on.
     order = np.lexsort((~events, times))  # at the same time, events come first: rows censored then count as later
-    times, events, ranks = times[order], events[order], np.unique(predicted_times[order], return_inverse=True)[1]
+    times, events = times[order], events[order]
+    ranks = np.unique(predicted_times[order], return_inverse=True)[1]  # equal predicted times have equal ranks
     rows = len(times)
     # Position of the first row that comes later than each row's time: events at the same time come first, and are not later.
     first_later = np.searchsorted(times, times) + _tied_events(times, events)
@@ -30,13 +31,13 @@ def count_comparable_pairs(times: Floats, events: NDArray[np.bool_], predicted_t
     # Pairs of each event with a later row. A later row with a smaller predicted time is wrong. In reverse order, later rows are a prefix.
     pairs[with_event] = later_rows
     right[with_event] = later_rows - _count_ranked_below(ranks[::-1], later_rows, ranks[with_event])
-    # Pairs of each row with an earlier event.
+    # Pairs of each row with an earlier event: one whose first later row is this row or stands before it. It is right if its rank is lower.
     earlier_events = np.searchsorted(first_later[with_event], np.arange(rows), side="right")
     pairs += earlier_events
     right += _count_ranked_below(ranks[with_event], earlier_events, ranks)
-    original_order = np.empty_like(order)
-    original_order[order] = np.arange(rows)
-    return pairs[original_order], right[original_order]
+    sorted_position = np.empty_like(order)  # of each row of the arguments
+    sorted_position[order] = np.arange(rows)
+    return pairs[sorted_position], right[sorted_position]
 
 
 def concordance(times: Floats, events: NDArray[np.bool_], predicted_times: Floats) -> float:
@@ -99,9 +100,9 @@ def _count_ranked_below(ranks: NDArray[Any], prefix_lengths: _Places, limits: ND
         blocks = np.arange(len(ranks)) >> bit  # number of each rank's block of width 2^bit
         # An offset for each block keeps the sorted ranks of different blocks apart.
         values = np.sort(blocks * block_offset + ranks)
-        rows = np.flatnonzero(prefix_lengths >> bit & 1)  # limits whose prefix has a block of this width
-        block = (prefix_lengths[rows] >> bit) - 1
-        wanted = block * block_offset + limits[rows]
+        chosen = np.flatnonzero(prefix_lengths >> bit & 1)  # limits whose prefix has a block of this width
+        block = (prefix_lengths[chosen] >> bit) - 1  # its number: wider blocks of the prefix stand before it, narrower ones after it
+        wanted = block * block_offset + limits[chosen]
         # The mean of both sides counts equal ranks half. Less the ranks of all blocks before this one, 2^bit in each.
-        below[rows] += (np.searchsorted(values, wanted) + np.searchsorted(values, wanted, side="right")) / 2 - (block << bit)
+        below[chosen] += (np.searchsorted(values, wanted) + np.searchsorted(values, wanted, side="right")) / 2 - (block << bit)
     return below

@@ -92,12 +92,14 @@ class Task:
     def measured(self, batches: Iterator[tuple[Tensor, Tensor]], *, every: bool) -> dict[str, float]:
         """Return the main metric, or ``every`` metric, over ``batches`` of outputs and targets. A metric without a value is NaN.
 
-        A row whose outputs are :func:`unusable` counts as wrong in the accuracy. Other built-in metrics are NaN then.
+        A row whose outputs are :func:`unusable` counts as wrong in the accuracy. Other built-in metrics are NaN then. A metric of your own
+        is given such rows.
         """
         chosen = {name: make() for name, make in self.metrics.items() if every or name == self.metric}
         undefined: set[str] = set()
         for outputs, targets in batches:
-            if bool(unusable(outputs, self.targets).any()):  # these classes are the built-in metrics without the accuracy
+            if bool(unusable(outputs, self.targets).any()):
+                # All built-in metrics but the accuracy are of these two classes.
                 undefined |= {name for name, metric in chosen.items() if isinstance(metric, MetricOfAllRows | _Perplexity)}
             for name, metric in chosen.items():
                 if name not in undefined:

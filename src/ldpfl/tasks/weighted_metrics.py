@@ -98,6 +98,7 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
 
     def figures(counts: Floats) -> dict[str, Floats]:
         """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
+        # One sum for each of ``parts``, in the same order.
         rows, observed_events, risk, brier, right, found_events, *at_thresholds = (counts @ row_terms).T
         # Found events, plus rows without an event that were predicted wrongly: (rows - right) less the missed events.
         predicted_events = rows - right - observed_events + 2 * found_events
@@ -259,7 +260,7 @@ def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -
     def figures(counts: Floats) -> dict[str, Floats]:
         """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
         rows, drawn_pairs, drawn_right, errors = (counts @ row_terms).T
-        # ``drawn`` adds up a + b over all pairs. Less the number of pairs, it is the sum of a + b - 1.
+        # A pair's rows both count it, so ``drawn_pairs`` is the sum of a + b over all pairs. Less their number, it is that of a + b - 1.
         return {CONCORDANCE: (drawn_right - all_right) / (drawn_pairs - all_pairs), INTEGRATED_BRIER: errors / rows}
 
     return Figures(figures)
@@ -277,14 +278,14 @@ def confidence_intervals(
     """Return the 95 % interval of each figure, by name: Wilson's for shares of rows, a bootstrap's for other figures.
 
     A bootstrap's interval of a share would be a single point if all rows, or none, were hits. Resamples in which a figure has no value
-    are left out.
+    are left out, and a figure that has no value in any of them has no interval.
 
     Each resample draws as many of the ``rows`` rows as there are, with replacement. If ``person_of_row`` (rows,) numbers the person of each
     row from 0, persons are drawn instead, each with all its rows, because the rows of one person resemble each other.
     """
     generator = np.random.default_rng(seed)
     units = rows if person_of_row is None else int(person_of_row.max()) + 1  # number of rows or persons to draw
-    by_name: dict[str, list[Floats]] = {}
+    values_by_name: dict[str, list[Floats]] = {}  # an array for each batch of resamples
     at_once = max(1, _AT_ONCE // rows)
     for first in range(0, resamples, at_once):
         batch = min(at_once, resamples - first)
@@ -295,18 +296,22 @@ def confidence_intervals(
             counts = counts[:, person_of_row]  # each row as often as its person
         with np.errstate(divide="ignore", invalid="ignore"):
             for name, values in figures(counts).items():
-                by_name.setdefault(name, []).append(values)
-    ends = {}
-    for name, parts in by_name.items():
-        values = figures.shares[name] if name in figures.shares else np.concatenate(parts)
-        is_known = np.isfinite(values)
-        known = values[is_known]
-        if known.size and name in figures.shares:
-            ends[name] = share_interval(known, None if person_of_row is None else person_of_row[is_known])
-        elif known.size:
-            low, high = np.quantile(known, (0.025, 0.975))
-            ends[name] = (float(low), float(high))
-    return ends
+                values_by_name.setdefault(name, []).append(values)
+    intervals = {}
+    for name, batches in values_by_name.items():
+        if name in figures.shares:
+            hits = figures.shares[name]
+            counts_as_row = np.isfinite(hits)
+            if counts_as_row.any():
+                persons = None if person_of_row is None else person_of_row[counts_as_row]
+                intervals[name] = share_interval(hits[counts_as_row], persons)
+        else:
+            values = np.concatenate(batches)
+            known = values[np.isfinite(values)]
+            if known.size:
+                low, high = np.quantile(known, (0.025, 0.975))
+                intervals[name] = (float(low), float(high))
+    return intervals
 
 
 def calibration_groups(
@@ -336,17 +341,21 @@ def share_interval(hits: NDArray[Any], person_of_row: NDArray[np.int64] | None =
     multiple of its variance over independent rows. Too few persons, hits or misses cannot show this effect. Then it is that of persons
     whose rows are all equal.
     """
-    share, rows = float(hits.mean()), float(hits.size)
+    share, effective_rows = float(hits.mean()), float(hits.size)
     if person_of_row is not None:
         persons = np.unique(person_of_row).size
         too_few = min(hits.sum(), (1 - hits).sum()) < _MIN_HITS or persons < _MIN_PERSONS
+        # With equal rows, a person of m rows deviates by m times as much as one row. With ones, the effect is sum m^2 / sum m.
         deviations = np.ones(hits.size) if too_few else hits - share
         effect = (np.bincount(person_of_row, deviations) ** 2).sum() / (deviations**2).sum()
-        rows /= max(1.0, effect if too_few else effect * persons / (persons - 1))
+        # A variance that is estimated from persons is divided by persons - 1.
+        effective_rows /= max(1.0, effect if too_few else effect * persons / (persons - 1))
+    # Wilson's score interval for a share of n independent rows, both ends multiplied by 1 + z^2 / n.
     z_squared = 1.959964**2  # square of the normal quantile 0.975
-    middle = share + z_squared / (2 * rows)
-    half = sqrt(z_squared * (share * (1 - share) / rows + z_squared / (4 * rows**2)))
-    return max(0.0, (middle - half) / (1 + z_squared / rows)), min(1.0, (middle + half) / (1 + z_squared / rows))
+    middle = share + z_squared / (2 * effective_rows)
+    half = sqrt(z_squared * (share * (1 - share) / effective_rows + z_squared / (4 * effective_rows**2)))
+    scale = 1 + z_squared / effective_rows
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
 _MIN_HITS = _MIN_PERSONS = 10
@@ -378,13 +387,21 @@ def _ranking_figures(scores: Floats, events_by_row: Floats) -> Callable[[Floats]
 
 
 def _mean_auroc_figure(scores: Floats, has_class: Floats) -> Callable[[Floats], Floats]:
-    """Return a function from row counts (B, n) to the mean AUROC (B,) over the classes that some rows have and others lack.
+    """Return a function to the mean AUROC (B,) over the classes that some rows have and others lack; NaN if there is no such class.
 
-    ``scores`` (n, K) are ranked for each class, and ``has_class`` (n, K) is 1 for rows of the class, else 0.
+    ``scores`` (n, K) are ranked for each class, and ``has_class`` (n, K) is 1 for rows of the class, else 0. The function takes the counts
+    (B, n) that say how often each of n rows is drawn in each of B resamples.
     """
-    both = columns_with_both_values(has_class)
-    columns = [_ranking_figures(*scores_and_events) for scores_and_events in zip(scores.T[both], has_class.T[both], strict=True)]
-    return lambda counts: _mean_over_classes(np.array([column(counts)[0] for column in columns]).reshape(len(columns), len(counts)))
+    kept = columns_with_both_values(has_class)
+    rankings = [_ranking_figures(class_scores, events) for class_scores, events in zip(scores.T[kept], has_class.T[kept], strict=True)]
+
+    def figure(counts: Floats) -> Floats:
+        aurocs = np.empty((len(rankings), len(counts)))
+        for place, ranking in enumerate(rankings):
+            aurocs[place], _precision = ranking(counts)
+        return _mean_over_classes(aurocs)
+
+    return figure
 
 
 def _auroc_with_interval(scores: Floats, has_class: Floats) -> Callable[[Floats], dict[str, Floats]]:
@@ -422,7 +439,7 @@ def _mean_over_classes(values: Floats) -> Floats:
 
 
 def _slope_figure(logits: Floats, events: Floats) -> Callable[[Floats], Floats]:
-    """Return a function from row counts (B, n) to the calibration slope (B,). NaN if there is no slope, as for equal risks.
+    """Return a function from row counts (B, n) to the calibration slope (B,); to NaN if there is no slope, as for equal risks.
 
     Newton's method fits intercept and slope to all rows. Each resample then takes one further step from there.
     """
@@ -435,6 +452,7 @@ def _slope_figure(logits: Floats, events: Floats) -> Callable[[Floats], Floats]:
         except np.linalg.LinAlgError:
             break
         fitted = fitted + step
+        # The last step is so small that the derivatives before it hold at ``fitted`` too.
         if np.abs(step).max() < _TOLERANCE:
             return lambda counts: _slope_after_step(counts, fitted, residual, curvature)
     return lambda counts: np.full(len(counts), np.nan)
@@ -443,7 +461,8 @@ def _slope_figure(logits: Floats, events: Floats) -> Callable[[Floats], Floats]:
 def _factor_figure(logits: Floats, one_hot: Floats) -> Callable[[Floats], Floats]:
     """Return a function from row counts (B, n) to the factor (B,) on ``logits`` (n, K) that makes the classes ``one_hot`` most likely.
 
-    NaN if there is no such factor. Newton's method fits the factor to all rows. Each resample then takes one further step from there.
+    Its result is NaN if there is no such factor. Newton's method fits the factor to all rows. Each resample then takes one further step
+    from there.
     """
     factor = 0.0
     observed_logits = (logits * one_hot).sum(axis=1)

@@ -71,8 +71,8 @@ def epsilon_of_bit(epsilon: float, delta: float, channel: Channel, honest: int, 
         """Return the epsilon of all evaluations if each bit has ``bit_epsilon``."""
         return least_epsilon([bit_rounds(bit_epsilon, channel, honest, entries, evaluations)], delta)
 
-    # The search varies 1 / epsilon of a bit, because it needs a decreasing function. The guess is by simple composition if each sender is
-    # seen, else by the central limit theorem.
+    # The search varies 1 / epsilon of a bit, because it needs a decreasing function. If senders are seen, the epsilons of all evaluations
+    # add up (simple composition). Behind a shuffler, the guess follows from the central limit theorem.
     guess = evaluations / epsilon if server_sees_senders(channel) else sqrt(entries * evaluations / honest) / gaussian_mu(epsilon, delta)
     inverse = smallest_argument(lambda x: epsilon_with(1 / x), guess, epsilon, 1 / _MAX_BIT, 1 / _MIN_BIT, _TOLERANCE)
     if inverse is None:

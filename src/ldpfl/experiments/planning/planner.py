@@ -229,10 +229,10 @@ def plan(setting: Setting) -> Plan:
         ConfigError: a value is out of range.
     """
     mechanism, ranges, release = setting.build(), setting.ranges(), setting.release
-    cohort = _hiding_cohort(setting, release)
+    hiding_cohort = _hiding_cohort(setting, release)
     group = RoundGroup(
         release=release,
-        cohort=max(1, cohort - setting.colluding),
+        cohort=max(1, hiding_cohort - setting.colluding),
         population=setting.clients - setting.colluding,
         rounds=setting.rounds,
         sampling="everyone" if setting.participation == 1 else "secret" if setting.participates_in_secret else "visible",
@@ -245,10 +245,10 @@ def plan(setting: Setting) -> Plan:
         note = "for a client that takes part in every round; how often a client takes part is random, and a run's ledger charges for that"
         statement = replace(statement, notes=(*statement.notes, note))
     statement = replace(statement, warnings=(*mechanism.properties.caveats, *statement.warnings))
-    if cohort < setting.cohort:
+    if hiding_cohort < setting.cohort:
         note = (
-            f"the number of clients in a round is random: this holds if each round has at least {cohort:,}, which fails with probability "
-            f"{_SHORTFALL_PROBABILITY:g}"
+            f"the number of clients in a round is random: this holds if each round has at least {hiding_cohort:,}, which fails with "
+            f"probability {_SHORTFALL_PROBABILITY:g}"
         )
         statement = replace(statement, notes=(*statement.notes, note))
     noise = float(mechanism.noise(ranges).largest_std(setting.cohort).max())
@@ -333,7 +333,8 @@ def solve_missing_argument(target: float, *, epsilon: float | None, clients: int
     if clients is None:
         # The search varies the cohort, and needs a valid setting: the smallest one with an honest client in a round.
         setting = replace(setting, clients=ceil((setting.colluding + 1) / setting.participation))
-    solution = solve(setting, target, clients=clients is None or epsilon is not None, epsilon=epsilon is None or clients is not None)
+    both_given = clients is not None and epsilon is not None
+    solution = solve(setting, target, clients=clients is None or both_given, epsilon=epsilon is None or both_given)
     if clients is None:
         if solution.clients is None:
             raise ConfigError(
@@ -402,7 +403,8 @@ def _shuffled_rounds(setting: Setting, cohort: int) -> ShuffledRounds:
 
 def _upper_bound(rounds: ShuffledRounds, delta: float) -> float:
     """Return the upper bound of epsilon of ``rounds`` for adaptive inputs."""
-    return certified_epsilon([rounds], delta)[1]
+    _fixed_inputs, adaptive_inputs = certified_epsilon([rounds], delta)
+    return adaptive_inputs
 
 
 def _lower_bound(rounds: ShuffledRounds, delta: float) -> float:
@@ -469,7 +471,8 @@ def _allowed_epsilon(setting: Setting, target: float) -> float | None:
         raise ConfigError(
             f"the mechanism {setting.mechanism} has no epsilon to solve for: leave the target out, and ldpfl plan prints the guarantee"
         )
-    # For a small epsilon, mu (of Gaussian differential privacy) is close to epsilon * sqrt(reports / clients).
+    # For a small epsilon, mu (of Gaussian differential privacy) is close to epsilon * sqrt(reports / clients). The guessed epsilon is mu at
+    # most, since this does not hold for large ones.
     mu, reports = gaussian_mu(target, setting.delta), setting.release.units * setting.rounds
     guess = max(1.0, (reports / honest) ** 0.5) / mu
     low, high = 1 / LARGEST_EPSILON, 1e6  # of 1 / epsilon
@@ -483,9 +486,10 @@ def _allowed_epsilon(setting: Setting, target: float) -> float | None:
 
 def _guessed_cohort(setting: Setting, target: float) -> float:
     """Return the cohort that the central limit theorem suggests, as the start of a search."""
-    # A client that changes its value shifts the count of each of its units * rounds bits by tanh(epsilon / 2) on average. The bit of
-    # every client has the variance ``spread``. By the central limit theorem, the counts are mu-GDP (Gaussian differential privacy).
+    # A client that changes its value shifts the count of each of its units * rounds bits by tanh(epsilon / 2) on average. By the central
+    # limit theorem, the counts are mu-GDP (Gaussian differential privacy) with mu^2 = units * rounds * shift^2 / (cohort * variance of a
+    # bit). This is solved for the cohort.
     mu = gaussian_mu(target, setting.delta)
     epsilon, units = setting.release.parameter, setting.release.units
-    spread = sigmoid(epsilon) * sigmoid(-epsilon)
-    return float(units * setting.rounds * tanh(epsilon / 2) ** 2 / (mu**2 * spread))
+    shift, variance = tanh(epsilon / 2), sigmoid(epsilon) * sigmoid(-epsilon)
+    return float(units * setting.rounds * shift**2 / (mu**2 * variance))

@@ -248,9 +248,7 @@ class RegimeRequest:
     def rounds_at(self, strength: float) -> RoundGroup:
         """Return the training rounds that a client would be charged for with a mechanism of this strength."""
         release = released(self.mechanism(strength), self.ranges)
-        channel: Channel = "ideal-shuffler"
-        if self.is_summed or self.protects_records:
-            channel = "secure-sum" if self.is_summed else "direct"
+        channel: Channel = "secure-sum" if self.is_summed else "direct" if self.protects_records else "ideal-shuffler"
         times, sampling = (1, "once") if self.reports_once else (self.rounds, "everyone")
         return RoundGroup(
             release=release,

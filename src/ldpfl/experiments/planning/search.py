@@ -71,7 +71,7 @@ def smallest_argument(function: Decreasing, guess: float, target: float, low: fl
     if excess(start) <= 0:
         while left > log(low) and excess(left) <= 0:  # the target is kept: go left until it is not
             left, right, step = max(left - step, log(low)), left, 2 * step
-        if excess(left) <= 0:
+        if excess(left) <= 0:  # it is kept down to ``low``
             return exp(left)
     else:
         while excess(right) > 0:  # the target is missed: go right until it is kept
@@ -94,9 +94,9 @@ def smallest_argument_of_slow(
     ``slow`` itself, so it reaches the target whatever ``fast`` is. It is at most a relative ``tolerance`` too large only if both functions
     have about the same slope.
     """
-    slope = log(fast(start) / fast(start * exp(_SLOPE_INTERVAL))) / _SLOPE_INTERVAL
+    slope = log(fast(start) / fast(start * exp(_SLOPE_INTERVAL))) / _SLOPE_INTERVAL  # how fast log(fast) falls by log(argument)
     position, end = log(start), log(high)
-    if slope > 0 and low < start:
+    if slope > 0 and low < start:  # at ``low``, ``fast`` may lie far below the target, so that it predicts nothing
         position += _TYPICAL_GAP / slope
         for _ in range(_MAX_SLOW_STEPS):
             position = min(position, end)
@@ -113,19 +113,21 @@ def smallest_count(function: Callable[[int], float], guess: float, target: float
     Above 1 / ``tolerance``, n may be too small by a relative ``tolerance``. The search keeps a bracket: a number that is too small, and
     one that is enough. Each step follows the secant through the last two points, within the bracket; every eighth step halves the bracket.
     """
-    too_few, enough, number = 0, highest + 1, min(max(round(guess), 1), highest)
+    too_few, enough, tried = 0, highest + 1, min(max(round(guess), 1), highest)
     slope = 0.5  # of -log(value) by log(n), until two points are known: epsilon behind a shuffler falls as 1 / sqrt(n)
     previous: tuple[float, float] | None = None
     for step in count(1):
-        position, excess = log(number), log(max(function(number), _TINY) / target)
-        too_few, enough = (number, enough) if excess > 0 else (too_few, number)
+        position, excess = log(tried), log(max(function(tried), _TINY) / target)
+        too_few, enough = (tried, enough) if excess > 0 else (too_few, tried)
         width = max(1, int(tolerance * too_few))
         if enough - too_few <= width:
             break
-        if previous is not None and previous[0] != position:
-            # The bounds are for rounding errors, by which the slope between two close points may be 0 or negative.
-            slope = min(max((previous[1] - excess) / (position - previous[0]), 0.05), 20.0)
+        if previous is not None:
+            previous_position, previous_excess = previous
+            if previous_position != position:
+                # The bounds are for rounding errors, by which the slope between two close points may be 0 or negative.
+                slope = min(max((previous_excess - excess) / (position - previous_position), 0.05), 20.0)
         previous = position, excess
         proposed = (too_few + enough) // 2 if step % 8 == 0 else ceil(exp(min(position + excess / slope, log(highest))))
-        number = min(max(proposed, too_few + width), enough - width)
+        tried = min(max(proposed, too_few + width), enough - width)
     return too_few + 1 if enough <= highest else None

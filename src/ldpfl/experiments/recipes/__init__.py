@@ -36,7 +36,7 @@ def recipe_or_file(name: str | Path, *overrides: Iterable[str]) -> RunConfig:
         return load_recipe(str(name), *overrides)
     if _is_true(Path.is_dir, path):
         raise ConfigError(f"{name} is a folder: expected the name of a recipe, or a config file (*.toml)")
-    if path.suffix == ".toml" or isinstance(name, Path):
+    if path.suffix == ".toml" or isinstance(name, Path):  # a text without this ending may be a misspelt recipe
         if path.as_posix() in recipes and not _is_true(Path.exists, path):
             raise ConfigError(
                 f"there is no config file {name}: to run the recipe of this name, give the text {path.as_posix()!r} instead of a path"
