@@ -159,7 +159,7 @@ def build(
     division = divide_over_clients(config, data, persons)
     # A mechanism that clips no record gradients protects whole clients. Persons do not matter then: each client gets its persons' rows.
     if persons is not None and record_clip_of(mechanism_of(config, ranges)) is None:
-        division, persons = Division.of([persons.all_rows_of(part)[0] for part in division]), None
+        division, persons = Division.of([rows for rows, _counts in map(persons.all_rows_of, division)]), None
     solver = least_squares_solver(config, Description.of(data))
     division, held_back = (division, None) if config.evaluation.share == 0 else split_for_evaluation(config, division, persons, data)
     # The mechanism, which may measure a table's columns. Settings that are "auto" follow from these.
@@ -241,10 +241,11 @@ def _with_unclipped_targets(data: Dataset, held_back: Division, persons: Persons
     """
     if data.unclipped is None:
         return data
-    numbers = np.unique(np.concatenate(list(held_back)))  # of rows, or of persons
-    rows = torch.from_numpy(numbers if persons is None else persons.all_rows_of(numbers)[0])
-    targets = data.train.targets.clone()
-    targets[rows] = data.unclipped[rows]
+    rows = np.unique(np.concatenate(list(held_back)))  # or persons
+    if persons is not None:
+        rows, _counts = persons.all_rows_of(rows)
+    places, targets = torch.from_numpy(rows), data.train.targets.clone()
+    targets[places] = data.unclipped[places]
     return replace(data, train=replace(data.train, targets=targets), unclipped=None)
 
 
@@ -392,7 +393,8 @@ def make_module(
     """
     is_image = data.shape is not None and len(data.shape) > 1
     if is_pretrained(model.name):  # ``mended`` sets its dropout to 0
-        module = mended(pretrained.make(model.name, targets, data.outputs, images=is_image, seed=seed, adapter=model.adapter_settings))[0]
+        made = pretrained.make(model.name, targets, data.outputs, images=is_image, seed=seed, adapter=model.adapter_settings)
+        module, _changes = mended(made)
         adapters.check_base(module, model.base)
         return module
     is_parallel = targets in tasks.PARALLEL and model.name in models.names()
@@ -409,7 +411,9 @@ def make_module(
     module = Parallel(module, data.outputs) if is_parallel else module
     if model.adapter != "none":
         module = adapters.adapted(module, model.adapter_settings, targets, images=is_image, seed=seed)
-    return mended(module)[0] if model.mend else module
+    if model.mend:
+        module, _changes = mended(module)
+    return module
 
 
 def count_weights(config: RunConfig, data: Description) -> int:

@@ -444,7 +444,7 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
     except ValueError as error:
         raise ConfigError(f"{origin} is not valid TOML: {error}{_HINT_ON_QUOTES if 'Invalid value' in str(error) else ''}") from error
     groups = [[single for override in group for single in split_by_key(override)] for group in overrides]
-    if {override.partition("=")[0].strip() for group in groups for override in group} - {"seed", "name"}:
+    if {_key_of(override) for group in groups for override in group} - {"seed", "name"}:
         tree["description"] = ""  # an override of the description itself is applied below
     for group in groups:
         for override in sorted(group, key=lambda text: not _sets_mechanism_name(text)):  # the mechanism's name comes first
@@ -475,7 +475,7 @@ def _check_noise_not_set_twice(config: RunConfig, overrides: Sequence[str]) -> N
     noise_keys = {
         f"mechanism.{name}" for name in type(config.mechanism).model_fields if getattr(little_noise, name) != getattr(much_noise, name)
     }
-    for key in (override.partition("=")[0].strip() for override in overrides):
+    for key in map(_key_of, overrides):
         if key in noise_keys:
             target = config.privacy.target_epsilon
             raise ConfigError(
@@ -506,9 +506,14 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def _key_of(override: str) -> str:
+    """Return the dotted key of an ``override``, a ``key=value`` text."""
+    return override.partition("=")[0].strip()
+
+
 def _sets_mechanism_name(override: str) -> bool:
     """Return whether an ``override``, a ``key=value`` text, chooses the mechanism."""
-    return override.partition("=")[0].strip() == "mechanism.name"
+    return _key_of(override) == "mechanism.name"
 
 
 def _drop_foreign_settings(tree: dict[str, Any]) -> None:

@@ -126,7 +126,7 @@ def commented_toml(config: RunConfig) -> str:
     lines.append("# seed: drawn for each run, and beside it a secret that noise follows from" if no_seed else f"seed = {config.seed}")
     if config.secret_noise:
         lines.append("secret_noise = true")
-    for section in sections()[1:]:
+    for section in sections()[1:]:  # without "run", whose settings are written above
         section_or_mechanism = config.mechanism.name if section == "mechanism" else section
         lines += ["", f"[{section}]"]
         for setting in settings(section_or_mechanism):

@@ -139,7 +139,7 @@ class JointGuarantee:
 
 def rows(results: Sequence[tuple[Cell, Result]]) -> list[Row]:
     """Return one row for each variant and point, over all seeds, in order of first appearance."""
-    return [_row_of(*key, list(by_folder.values())) for key, by_folder in group_results(results).items()]
+    return [_row_of(variant, point, list(by_folder.values())) for (variant, point), by_folder in group_results(results).items()]
 
 
 def curves(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Curve]:
@@ -148,8 +148,10 @@ def curves(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Curve]:
     Raises:
         DataError: the metrics of a finished run with a noise schedule are missing or damaged.
     """
-    by_key = group_results(results)
-    return [_curve_of(_row_of(*key, list(by_folder.values())), by_folder, out / "runs") for key, by_folder in by_key.items()]
+    return [
+        _curve_of(_row_of(variant, point, list(by_folder.values())), by_folder, out / "runs")
+        for (variant, point), by_folder in group_results(results).items()
+    ]
 
 
 def group_results(results: Sequence[tuple[Cell, Result]]) -> dict[tuple[str, Point], dict[str, Result]]:
@@ -234,7 +236,7 @@ def _largest_figures(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
     Its texts are those of the statement with the largest epsilon, but its status is the weakest. Lists are left out, since entries of
     different seeds do not correspond.
     """
-    worst = max(statements, key=lambda statement: (best_figure(statement) or (0.0,))[0])  # by epsilon; 0 if nobody took part
+    worst = max(statements, key=_best_epsilon)
     result = {}
     for key, value in worst.items():
         figures = [statement[key] for statement in statements if is_figure(statement.get(key))]
@@ -243,6 +245,12 @@ def _largest_figures(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if any(statement.get("status") == AUTHORS_CLAIM for statement in statements):
         result["status"] = AUTHORS_CLAIM
     return result
+
+
+def _best_epsilon(statement: dict[str, Any]) -> float:
+    """Return the best epsilon of a privacy ``statement``; 0 if nobody took part."""
+    epsilon, _trust_model = best_figure(statement) or (0.0, "")
+    return epsilon
 
 
 def _mean_noise(results: Sequence[Result]) -> dict[str, float]:

@@ -175,7 +175,7 @@ def choose_automatic_settings(
     initial = _with_paired_hidden_units(config, data, module)
     rows = _synthetic_rows(config, data)
     mean_square = _mean_squared_gradient(initial, data, rows)
-    if mean_square is None or rows is None:
+    if mean_square is None or rows is None:  # the rules below need gradients
         return ChosenStart(weights, _replace_auto_settings(config, _FALLBACK_RATE, 0.0))
     # Shares that are stated need no noisy estimate.
     sample_shares = config.data.class_shares or list(shares) or _default_shares(targets, data.outputs)
@@ -191,6 +191,7 @@ def choose_automatic_settings(
         rate = (1 - training.server_momentum**2) / (trace + decay)
     else:
         decay = 0.0
+        # Training must be stable for samples of the class with the largest weight, too.
         rate = _rate_without_table(config, data, initial, rows, mean_square * _largest_class_weight(config), noise)
         if _clips_to_fixed_norm(data, module):
             rate = max(rate, _FALLBACK_RATE / clip_norm)
@@ -204,7 +205,7 @@ def _noise_of_all_rounds(mechanism: Mechanism, clip_norm: float, dimension: int,
     """Return the standard deviation of the noise in a coordinate of the mean gradient, averaged over all rounds."""
     # The mechanism states its noise for a range of radius 1, that is, in units of the clipping norm.
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (dimension,))
-    return float(mechanism.noise(ranges).largest_std(clients)[0]) * clip_norm / sqrt(rounds)
+    return float(mechanism.noise(ranges).largest_std(clients)[0]) * clip_norm / sqrt(rounds)  # [0]: of the only range
 
 
 def _clips_to_fixed_norm(data: Description, module: nn.Module) -> bool:

@@ -43,6 +43,8 @@ def trainer_of(
 ) -> Trainer:
     """Return the trainer that computes, from the broadcast weights, the clients' inputs to ``mechanism``.
 
+    These are trained weights or updates, gradients of clients, or, for a mechanism that clips records, sums of records' gradients.
+
     Args:
         at_once: whether many clients are trained together rather than one after another.
         persons: which rows belong to which person, if persons are protected.
@@ -118,6 +120,7 @@ def trainer_after_trial(
     # The first two clients hold samples 0 and 1, and the other two hold samples 2 and 3.
     clients, other_clients = (_made_up_clients(first, one_step).to(trial.data.device) for first in (0, 2))
     with _failures_as_config_errors(message_start):
+        # The gradient that the mechanism gets of a client: that of a single record, or of a batch.
         first_step = _first_sample_alone(clients) if by_record else clients.head(1)
         gradient = GradientTrainer(trial, at_once=False).train(weights, first_step)
         separation_reason = _reason_to_train_separately(trial, weights, first_step, gradient)
@@ -212,7 +215,7 @@ def compiled_if_worthwhile(config: RunConfig, trainer: Trainer, weights: Tensor,
     # "Eager" means not compiled, as in PyTorch.
     eager = _on_made_up_samples(trainer, data)
     compiled = None if compile_setting == "off" else _compiled_form(eager, weights, size)
-    if compiled is None:
+    if compiled is None:  # there is none for this trainer, or the setting is "off"
         return _eager_unless_on(compile_setting, trainer)
     # ``size.samples / compiled.samples`` is how often the run calls the compiled step.
     if compile_setting == "auto" and not (has_compiler() and is_worth_compiling(size.samples / compiled.samples, compiled.work)):

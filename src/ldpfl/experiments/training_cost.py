@@ -105,7 +105,7 @@ def training_cost(config: RunConfig, federation: Federation, start: Checkpoint) 
     cohort = cohort if cohort.size else np.arange(1)  # clients that decide for themselves may all stay away
     with one_thread(federation.device):
         together = federation.chunk_size or chunk_size_for(federation, start.state, cohort)
-        client_s, sample_s = _training_seconds(federation, start, cohort[:together])
+        client_s, unit_s = _training_seconds(federation, start, cohort[:together])
         task, weights = _whole_model(federation, start.state.weights)
         evaluation_s = _evaluation_seconds(federation, task, weights)
         train_operations, evaluation_operations = _operations_per_sample(task, weights)
@@ -113,9 +113,10 @@ def training_cost(config: RunConfig, federation: Federation, start: Checkpoint) 
     epochs = 1 if federation.perturbed == "gradient" else federation.work.epochs
     cohorts = [federation.cohort(number) for number in range(1, min(rounds, _MOST_ROUNDS) + 1)]
     clients = float(np.mean([len(members) for members in cohorts]))
-    trained = float(np.mean([samples.sizes[members].sum() for members in cohorts])) * epochs * record_rate_of(federation.mechanism)
-    persons = federation.persons  # if persons are protected, they are the units of `trained`, with one row or more each
-    rows = 1.0 if persons is None else float(np.minimum(persons.counts, persons.most).mean())
+    # Records, or persons if they are protected, on which a round trains.
+    units = float(np.mean([samples.sizes[members].sum() for members in cohorts])) * epochs * record_rate_of(federation.mechanism)
+    persons = federation.persons
+    rows_per_unit = 1.0 if persons is None else float(np.minimum(persons.counts, persons.most).mean())
     evaluated_samples = len(federation.evaluation.samples)
     # A worker process takes at least ALIGNED clients at once, so that rounding does not depend on the number of processes.
     processes = max(1, min(cores(), ceil(clients / ALIGNED))) if federation.device.type == "cpu" else 1
@@ -124,12 +125,12 @@ def training_cost(config: RunConfig, federation: Federation, start: Checkpoint) 
         rounds=rounds,
         clients=round(clients),
         weights=start.state.weights.numel(),
-        samples=round(rounds * trained * rows),
+        samples=round(rounds * units * rows_per_unit),
         evaluated=rounds * evaluated_samples,
-        operations=rounds * (trained * rows * train_operations + evaluated_samples * evaluation_operations),
+        operations=rounds * (units * rows_per_unit * train_operations + evaluated_samples * evaluation_operations),
         device=str(federation.device),
         processes=processes,
-        seconds=rounds * (client_s * clients + sample_s * trained + evaluation_s) / processes,
+        seconds=rounds * (client_s * clients + unit_s * units + evaluation_s) / processes,
         data_bytes=sum(_size(part) for part in (*tensors_by_name(task.data.inputs).values(), task.data.targets)),
         client_bytes=client_bytes,
         together=max(1, min(together, round(clients))),
@@ -146,12 +147,15 @@ def _whole_model(federation: Federation, weights: Tensor) -> tuple[LocalTask, Te
 
 
 def _training_seconds(federation: Federation, start: Checkpoint, clients: NDArray[np.int64]) -> tuple[float, float]:
-    """Return how many seconds a round takes for each client, and for each sample that it trains on, by rounds of ``clients`` (k,)."""
+    """Return how many seconds a round takes for each client, and for each unit (a sample, or a protected person) that it trains on.
+
+    Both follow from rounds of ``clients`` (k,) with few and with many units: a round takes a time for each client, plus one for each unit.
+    """
     largest = int(federation.samples.sizes[clients].max())
     rate = record_rate_of(federation.mechanism)
 
     def measured(most: int) -> tuple[float, float]:
-        """Return the number of samples, and the seconds, of a round in which each client has at most ``most`` samples."""
+        """Return the number of units, and the seconds, of a round in which each client has at most ``most`` units."""
         cut = Division.of([federation.samples[int(client)][:most] for client in clients])
         small = replace(
             federation,
@@ -168,15 +172,15 @@ def _training_seconds(federation: Federation, start: Checkpoint, clients: NDArra
 
     few = min(largest, federation.batch_width, _MOST_RECORDS)
     measured(few)  # the first round prepares what later ones use again
-    few_samples, few_s = measured(few)
-    many, many_samples, many_s = few, few_samples, few_s
+    few_units, few_s = measured(few)
+    many, many_units, many_s = few, few_units, few_s
     while many < largest and many_s < _QUICK_S:
         many = min(largest, 4 * many)
-        many_samples, many_s = measured(many)
-    if many_s <= few_s:  # samples cost too little to be seen beside the rest of a round
+        many_units, many_s = measured(many)
+    if many_s <= few_s:  # units cost too little to be seen beside the rest of a round
         return many_s / len(clients), 0.0
-    sample_s = (many_s - few_s) / (many_samples - few_samples)
-    return max(0.0, few_s - sample_s * few_samples) / len(clients), sample_s
+    unit_s = (many_s - few_s) / (many_units - few_units)
+    return max(0.0, few_s - unit_s * few_units) / len(clients), unit_s
 
 
 def _evaluation_seconds(federation: Federation, task: LocalTask, weights: Tensor) -> float:

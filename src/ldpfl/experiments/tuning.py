@@ -139,7 +139,8 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
     secret = _open_folders(tuning, out, private)
     trials = _draw_trials(tuning, settings_to_try, secret)
     ahead(trials, private)
-    best: tuple[tuple[float, ...], Cell, dict[str, Any]] | None = None
+    best: tuple[Cell, dict[str, Any]] | None = None
+    best_rank: tuple[float, ...] = ()  # below every rank
     failures: list[str] = []
     for number, cell in enumerate(trials, start=1):
         on_trial(number, len(trials), cell)
@@ -149,12 +150,13 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
             failures.append(figures.get("stopped", "no score was measured"))
             continue
         last_evaluation = figures["at_clients"][-1]
-        if best is None or _rank(last_evaluation) > best[0]:  # the first one of equal scores is taken, as the proof assumes
-            best = _rank(last_evaluation), cell, last_evaluation
+        rank = _rank(last_evaluation)
+        if rank > best_rank:  # the first one of equal scores is taken, as the proof assumes
+            best, best_rank = (cell, last_evaluation), rank
     if best is None:
         raise PrivacyError(f"no trial ended with a score: give other settings, and another folder. The first trial failed: {failures[0]}")
-    _, cell, last_evaluation = best
-    # The first figure of the comparison that the trial has.
+    cell, last_evaluation = best
+    # The first figure of the comparison that the trial has, else its first figure.
     metric = next(
         name for name in (*_comparison_metrics(last_evaluation), *last_evaluation["figures"]) if name in last_evaluation["figures"]
     )
@@ -284,17 +286,19 @@ def guarantee_of(tuning: Tuning, settings_to_try: Sequence[Cell], caller_objects
         raise PrivacyError(
             f"the release would have epsilon {total:.6g}, above the target {tuning.epsilon:g}: please report this fault of ldpfl"
         )
-    covering = [{row.trust_model: row for row in statement.rows if _covers_whole_run(row, statement)} for statement in statements]
-    # Any candidate's trials may have run. So a row stands for all of them: it needs a row of each, and takes the weakest status.
+    # For each statement, the rows that cover a whole run, by trust model.
+    rows_by_model = [{row.trust_model: row for row in statement.rows if _covers_whole_run(row, statement)} for statement in statements]
+    # Any setting's trials may have run. So a row stands for all of them: it needs a row of each, and takes the weakest status.
     status: Status = "proved" if all(statement.status == "proved" for statement in statements) else AUTHORS_CLAIM
-    common = [model for model in covering[0] if all(model in rows for rows in covering)]
-    worst_rows = [max((rows[model] for rows in covering), key=lambda row: row.epsilon) for model in common]
+    models_of_all = [model for model in rows_by_model[0] if all(model in rows for rows in rows_by_model)]
+    worst_rows = [max((rows[model] for rows in rows_by_model), key=lambda row: row.epsilon) for model in models_of_all]
     assumption = f"at most {tuning.count.limit} trials, which add up"
     trial_rows = [
         replace(row, lower=None, status=status, assumptions=(assumption, *row.assumptions))
         for row in sorted(worst_rows, key=lambda row: row.epsilon)
     ]
-    release_assumptions = (*_PRIVATE_TRIALS, *trial_rows[0].assumptions[1:])  # without ``assumption``, which concerns all trials together
+    # The release has the assumptions of a trial, without ``assumption``, which concerns all trials together.
+    release_assumptions = (*_PRIVATE_TRIALS, *trial_rows[0].assumptions[1:])
     release_row = replace(trial_rows[0], epsilon=total, trust_model="central", assumptions=release_assumptions)
     warnings = tuple(dict.fromkeys(line for statement in statements for line in statement.warnings))
     statement = Statement(delta, (release_row, *trial_rows), warnings=warnings)
