@@ -444,10 +444,8 @@ def persons_of(config: RunConfig, data: Dataset) -> Persons | None:
 def divide_over_clients(config: RunConfig, data: Dataset, persons: Persons | None = None) -> Division:
     """Return each client's train samples, or its persons if ``persons`` is given.
 
-    - At nodes, every client has all rows that it sees.
-    - If the data name the clients of samples, these names decide.
-    - Files and persons are assigned by their names.
-    - All other samples are divided as ``data.partition`` says.
+    At nodes, every client has all rows that it sees. Otherwise the clients that the data name decide, else the names of files or persons.
+    All other samples are divided as ``data.partition`` says.
 
     Raises:
         ConfigError: the settings do not fit the data, or a client would get nothing.
@@ -456,19 +454,9 @@ def divide_over_clients(config: RunConfig, data: Dataset, persons: Persons | Non
     if settings.at_nodes:  # each node has its own table
         return Division.shared(np.arange(count), config.clients.count)
     if data.clients is not None:
-        if settings.by_label or settings.partition != "iid":
-            raise ConfigError("data.client already assigns each row to a client: leave data.partition and data.private_label out")
         # The client of each sample, or of each person's first row: all rows of a person are at one client.
         client_numbers = data.clients if persons is None else data.clients[persons.rows[persons.first]]
-        clients = int(client_numbers.max()) + 1
-        division = Division.by_owner(client_numbers, clients)
-        if clients != config.clients.count:
-            raise ConfigError(f"clients.count is {config.clients.count}, but the data name {clients} clients: leave clients.count out")
-        if not division.sizes.all():
-            raise ConfigError(
-                "data.evaluate_on = 'holdout' sets aside all rows of some client, so that this client cannot train: set data.evaluate_on "
-                "to 'test'"
-            )
+        division = _divide_by_client_numbers(config, client_numbers)
         return division if data.identities is None else _in_order_of_names(division, data.identities)
     if data.identities is not None:
         return _divide_files(settings, data.identities, config.clients.count)
@@ -490,6 +478,22 @@ def divide_over_clients(config: RunConfig, data: Dataset, persons: Persons | Non
         labels_per_client=settings.labels_per_client,
         isolated=settings.isolated,
     )
+
+
+def _divide_by_client_numbers(config: RunConfig, client_numbers: NDArray[np.int64]) -> Division:
+    """Assign each sample, or person, to the client whose number ``client_numbers`` (n,) states."""
+    if config.data.by_label or config.data.partition != "iid":
+        raise ConfigError("data.client already assigns each row to a client: leave data.partition and data.private_label out")
+    clients = int(client_numbers.max()) + 1
+    division = Division.by_owner(client_numbers, clients)
+    if clients != config.clients.count:
+        raise ConfigError(f"clients.count is {config.clients.count}, but the data name {clients} clients: leave clients.count out")
+    if not division.sizes.all():
+        raise ConfigError(
+            "data.evaluate_on = 'holdout' sets aside all rows of some client, so that this client cannot train: set data.evaluate_on "
+            "to 'test'"
+        )
+    return division
 
 
 def _divide_persons(config: RunConfig, names: Names) -> Division:

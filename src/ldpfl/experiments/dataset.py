@@ -138,16 +138,8 @@ def load_dataset(
         data = load_user_data(settings, targets) if caller_objects is NO_CALLER_OBJECTS else caller_objects.read(settings, targets)
         _check_no_person_in_both(data)
         data = data.with_notes(SECRET_SEED_NOTE if config.secret_noise else _GIVEN_SEED_NOTE, _SCORES_NOTE)
-    return extracted(
-        data,
-        settings.features,
-        settings.feature_options,
-        warn,
-        progress,
-        digest=settings.features_digest,
-        keep=not (settings.brought or settings.at_nodes),
-        write_cache=write_cache,
-    )
+    is_built_in, name, options = not (settings.brought or settings.at_nodes), settings.features, settings.feature_options
+    return extracted(data, name, options, warn, progress, digest=settings.features_digest, keep=is_built_in, write_cache=write_cache)
 
 
 def _check_features(config: RunConfig) -> None:

@@ -124,16 +124,7 @@ class Runner:
             figures = None if more_rounds else earlier_result  # with more rounds, the result is computed anew
             # The run is finished, and no baseline has to be added.
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
-                final = folder.checkpoint_or(start)
-                figures = as_released(figures, final.ledger, account(final.ledger, config.privacy.delta))
-                if not folder.curve_path.exists():  # after a crash before the curve was drawn
-                    self._draw_learning_curve(folder, figures)
-                if missing := folder.missing_files(federation.encoder):
-                    final = folder.checkpoint_to_resume(start)
-                    folder.save_model(final, federation.task, figures, model_file_of(config, federation, data), federation.encoder)
-                    self.observer.warn(f"files that were missing are written again from the checkpoint: {', '.join(missing)}")
-                folder.ledger()  # raises if the files of the run contradict each other
-                return Finished(config, federation, final, figures, data)
+                return self._stored_run(config, folder, federation, start, figures, data)
             # ``secret`` was read or drawn before the lock was held.
             if config.secret_noise and require_secret(folder.secret()) != secret:
                 raise ConfigError(
@@ -150,6 +141,24 @@ class Runner:
             figures = self._summarise(config, federation, data, final, self._baseline_scores if wants_baseline else None, secret)
             folder.save_result(final, federation.task, figures, model_file_of(config, federation, data), federation.encoder)
             self._draw_learning_curve(folder, figures)
+        return Finished(config, federation, final, figures, data)
+
+    def _stored_run(
+        self, config: RunConfig, folder: RunFolder, federation: Federation, start: Checkpoint, figures: dict[str, Any], data: Dataset
+    ) -> Finished:
+        """Return the finished run in ``folder`` with its guarantee computed from its ledger, and write its missing files again.
+
+        ``start`` is the state before the first round, and ``figures`` are those of the stored result.
+        """
+        final = folder.checkpoint_or(start)
+        figures = as_released(figures, final.ledger, account(final.ledger, config.privacy.delta))
+        if not folder.curve_path.exists():  # after a crash before the curve was drawn
+            self._draw_learning_curve(folder, figures)
+        if missing := folder.missing_files(federation.encoder):
+            final = folder.checkpoint_to_resume(start)
+            folder.save_model(final, federation.task, figures, model_file_of(config, federation, data), federation.encoder)
+            self.observer.warn(f"files that were missing are written again from the checkpoint: {', '.join(missing)}")
+        folder.ledger()  # raises if the files of the run contradict each other
         return Finished(config, federation, final, figures, data)
 
     def _summarise(

@@ -103,9 +103,8 @@ def _few_rows_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
     rows = len(data.test)
     if config.data.brought and rows < MIN_SITE_ROWS:
         # Without a file of test rows, one row in TEST_SHARE is a test row.
-        needed = (
-            "a data.test_path with as many" if config.data.test_path else f"{TEST_SHARE * MIN_SITE_ROWS} rows in all, or a data.test_path"
-        )
+        from_all_rows = f"{TEST_SHARE * MIN_SITE_ROWS} rows in all, or a data.test_path"
+        needed = "a data.test_path with as many" if config.data.test_path else from_all_rows
         yield (
             f"{len(data.train):,} rows to train on and {rows:,} to measure on are too few: figures of a model say something from "
             f"{MIN_SITE_ROWS} test rows on, and intervals need 10 of each class; give {needed}"

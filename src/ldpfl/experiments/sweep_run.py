@@ -163,10 +163,8 @@ def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path, *, secr
     if not path.exists():
         make_folder(out)
         write_text(path, text)
-    else:
-        stored = stored_sweep(out)  # a sweep and its overrides
-        if stored is None or not define_same_runs(*stored, sweep, overrides):
-            raise ConfigError(f"{out} holds another sweep, or this one with other settings: choose another folder")
+    elif (stored := stored_sweep(out)) is None or not define_same_runs(*stored, sweep, overrides):
+        raise ConfigError(f"{out} holds another sweep, or this one with other settings: choose another folder")
 
 
 def stored_sweep(out: Path) -> tuple[SweepConfig, list[str]] | None:

@@ -90,6 +90,7 @@ def trainer_after_trial(
     - A model that cannot be trained for many clients at once, or whose gradient differs then, is trained client by client.
     - A model that remembers samples, changes its own state, draws random numbers, or mixes the samples of a batch is refused, because one
       record would affect the gradients of others. Where persons are protected, the rows of one person may be mixed, with a warning.
+    - A gradient that is not finite gives a warning.
 
     The trial cannot detect a forward that deliberately behaves differently on other samples. Training also checks that the model's state
     is unchanged, see :mod:`ldpfl.util.side_effects`. Beyond that, the guarantee assumes that the model is a function of one
@@ -102,7 +103,7 @@ def trainer_after_trial(
         quotes: whether warnings may quote exceptions of the model. They may not where the model is made of a node's private rows.
 
     Raises:
-        ConfigError: the model or the loss fails, or does not fit the data.
+        ConfigError: the model or the loss fails, or does not fit the data; or training cannot change some parameter.
         PrivacyError: the output for a sample depends on other samples, or forward changes the model's state.
     """
     trial_with_config_precision = replace(local, data=_made_up_samples(local.data, data))
@@ -206,7 +207,8 @@ class RunSize:
 def compiled_if_worthwhile(config: RunConfig, trainer: Trainer, weights: Tensor, data: Dataset, size: RunSize, warn: Warn) -> Trainer:
     """Return the compiled form of ``trainer`` if ``config`` demands it or the run is long enough to pay for it; else ``trainer``.
 
-    The compiled form is tried on made-up samples first. So no private value decides whether a trainer is compiled or refused.
+    The compiled form is tried on made-up samples first. So no private value decides whether a trainer is compiled or refused. If it fails
+    and ``config`` does not demand it, ``trainer`` is returned with a warning.
 
     Raises:
         ConfigError: ``training.compile`` is "on", and the trainer cannot be compiled here.

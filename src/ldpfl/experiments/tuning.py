@@ -286,23 +286,26 @@ def guarantee_of(tuning: Tuning, settings_to_try: Sequence[Cell], caller_objects
         raise PrivacyError(
             f"the release would have epsilon {total:.6g}, above the target {tuning.epsilon:g}: please report this fault of ldpfl"
         )
-    # For each statement, the rows that cover a whole run, by trust model.
-    rows_by_model = [{row.trust_model: row for row in statement.rows if _covers_whole_run(row, statement)} for statement in statements]
-    # Any setting's trials may have run. So a row stands for all of them: it needs a row of each, and takes the weakest status.
-    status: Status = "proved" if all(statement.status == "proved" for statement in statements) else AUTHORS_CLAIM
-    models_of_all = [model for model in rows_by_model[0] if all(model in rows for rows in rows_by_model)]
-    worst_rows = [max((rows[model] for rows in rows_by_model), key=lambda row: row.epsilon) for model in models_of_all]
+    rows = _rows_for_all_settings(statements)
     assumption = f"at most {tuning.count.limit} trials, which add up"
-    trial_rows = [
-        replace(row, lower=None, status=status, assumptions=(assumption, *row.assumptions))
-        for row in sorted(worst_rows, key=lambda row: row.epsilon)
-    ]
-    # The release has the assumptions of a trial, without ``assumption``, which concerns all trials together.
-    release_assumptions = (*_PRIVATE_TRIALS, *trial_rows[0].assumptions[1:])
-    release_row = replace(trial_rows[0], epsilon=total, trust_model="central", assumptions=release_assumptions)
+    trial_rows = [replace(row, assumptions=(assumption, *row.assumptions)) for row in rows]
+    release_row = replace(rows[0], epsilon=total, trust_model="central", assumptions=(*_PRIVATE_TRIALS, *rows[0].assumptions))
     warnings = tuple(dict.fromkeys(line for statement in statements for line in statement.warnings))
     statement = Statement(delta, (release_row, *trial_rows), warnings=warnings)
     return TunedGuarantee(statement, gaussian_epsilon(mu, delta))
+
+
+def _rows_for_all_settings(statements: Sequence[Statement]) -> list[Guarantee]:
+    """Return the guarantees that hold whichever setting's statement applies, smallest epsilon first, one for each trust model.
+
+    Any setting's trials may have run. So a trust model needs a row in each statement, and its guarantee takes the largest epsilon and the
+    weakest status.
+    """
+    status: Status = "proved" if all(statement.status == "proved" for statement in statements) else AUTHORS_CLAIM
+    rows_by_model = [{row.trust_model: row for row in statement.rows if _covers_whole_run(row, statement)} for statement in statements]
+    models_of_all = [model for model in rows_by_model[0] if all(model in rows for rows in rows_by_model)]
+    worst_rows = [max((rows[model] for rows in rows_by_model), key=lambda row: row.epsilon) for model in models_of_all]
+    return [replace(row, lower=None, status=status) for row in sorted(worst_rows, key=lambda row: row.epsilon)]
 
 
 def _covers_whole_run(row: Guarantee, statement: Statement) -> bool:
