@@ -51,10 +51,10 @@ def resolve_settings(config: RunConfig, caller_objects: CallerObjects = NO_CALLE
         return config
     # The seed decides who takes part in which round. It has no effect if all clients do, or each takes part once.
     seed_matters = config.clients.fraction != 1 or config.clients.self_sampling != "off"
-    # Settings without effect get one value, so that configs that differ only in them share a cached strength.
-    without_name = config.model_copy(update={"name": "", "description": "", "seed": config.seed if seed_matters else 0})
+    # Settings without effect get one value, so that configs that differ only in them share a cached strength (of the mechanism).
+    common_config = config.model_copy(update={"name": "", "description": "", "seed": config.seed if seed_matters else 0})
     cacheable = not config.data.brought and config.model.name != GIVEN  # a config does not identify a user's rows or a passed model
-    strength = _cached_strength(without_name.to_toml()) if cacheable else _find_strength(without_name, caller_objects)
+    strength = _cached_strength(common_config.to_toml()) if cacheable else _find_strength(common_config, caller_objects)
     return config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)})
 
 

@@ -447,7 +447,7 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
     if {_key_of(override) for group in groups for override in group} - {"seed", "name"}:
         tree["description"] = ""  # an override of the description itself is applied below
     for group in groups:
-        for override in sorted(group, key=lambda text: not _sets_mechanism_name(text)):  # the mechanism's name comes first
+        for override in sorted(group, key=lambda each: not _sets_mechanism_name(each)):  # the mechanism's name comes first
             _apply_override(tree, override)
             if _sets_mechanism_name(override):
                 _drop_foreign_settings(tree)

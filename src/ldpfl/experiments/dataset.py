@@ -134,7 +134,7 @@ def load_dataset(
         data = server_view_of_node_tables(settings, targets) if table is None else read_node_table(settings, targets, table)
     elif not settings.brought:
         data = load(settings.name, data_dir, warn, write_cache=write_cache)
-    else:  # read again in each run, since the files may have changed
+    else:  # NO_CALLER_OBJECTS would keep the data for all later runs, but files may change, so it is not asked
         data = load_user_data(settings, targets) if caller_objects is NO_CALLER_OBJECTS else caller_objects.read(settings, targets)
         _check_no_person_in_both(data)
         data = data.with_notes(SECRET_SEED_NOTE if config.secret_noise else _GIVEN_SEED_NOTE, _SCORES_NOTE)

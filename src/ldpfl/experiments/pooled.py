@@ -65,10 +65,8 @@ def _fit(name: str, rows: Tensor, targets: Tensor, outputs: int) -> Tensor:
     the weights, are not penalised. The first of several classes has the weights 0, since only differences between classes matter.
     """
     task, features = tasks.create(name, outputs), rows.shape[1]
-    # The factor makes the task's loss a negative log-likelihood.
-    factor = 0.5 if name == "regression" else 1.0
-    if name in _MEANS:
-        factor = outputs
+    # The factor makes the task's loss a negative log-likelihood: half the squared error, and the sum over outputs instead of their mean.
+    factor = outputs if name in _MEANS else 0.5 if name == "regression" else 1.0
     offsets = outputs - 1 if name == "classification" else outputs  # number of free offsets
     # Parallel outputs share one slope for each column. Other free outputs have slopes of their own.
     size = features - 1 + offsets if task.targets in tasks.PARALLEL else features * offsets

@@ -134,7 +134,8 @@ def _noise_share(config: RunConfig, data: Description) -> float:
     mechanism, clients = config.mechanism, config.clients.count
     if not isinstance(mechanism, DpSgdSettings):
         return inf
-    records = mechanism.records * clients or data.records
+    records = mechanism.records * clients or data.records  # the config may state 0: unknown
+    # Noise of all clients in the sum, divided by the number of records and by the root of the number of rounds.
     return mechanism.noise_multiplier * sqrt(clients / config.training.rounds) / max(records, 1)
 
 

@@ -162,7 +162,7 @@ def _check_runs(model: str, message_start: str, trial: LocalTask, weights: Tenso
     """
     for count in (2, 1):  # two first: a failure with two samples is not blamed on the batch size
         with _failures_as_config_errors(message_start if count == 2 else f"{message_start}, where a batch may be of one sample"):
-            ((output, targets),) = evaluated(trial, weights, trial.data.take(slice(count)))
+            ((output, targets),) = evaluated(trial, weights, trial.data.take(slice(count)))  # a single batch
             _check_outputs(model, trial.task, output, targets, width)
             trial.losses(output, targets)
 

@@ -134,7 +134,7 @@ def training_cost(config: RunConfig, federation: Federation, start: Checkpoint) 
         data_bytes=sum(_size(part) for part in (*tensors_by_name(task.data.inputs).values(), task.data.targets)),
         client_bytes=client_bytes,
         together=max(1, min(together, round(clients))),
-        report_bytes=reports * ((payload_bits(federation.mechanism, start.state.ranges) + 7) // 8),
+        report_bytes=reports * ((payload_bits(federation.mechanism, start.state.ranges) + 7) // 8),  # whole bytes of a report
     )
 
 

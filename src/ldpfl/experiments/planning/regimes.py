@@ -281,16 +281,14 @@ class RegimeRequest:
 
     @property
     def guess(self) -> float:
-        """Start of the search: an estimate of 1 / strength, from the central limit theorem.
-
-        ``rounds`` rounds of noise multiplier s are mu-GDP (Gaussian differential privacy) with mu = 2 sqrt(rounds) / s. In a sum, the noise
-        of honest clients adds up. Behind a shuffler, mu is about epsilon sqrt(bits of a client / honest clients) if epsilon is small.
-        """
+        """Start of the search: an estimate of 1 / strength, by the mu (of Gaussian differential privacy) of the target."""
         mu = gaussian_mu(self.target, self.delta)
+        # Behind a shuffler, mu is about epsilon sqrt(bits of a client / honest clients) if epsilon is small (central limit theorem).
         if self.regime == "shuffled":
             return sqrt(ceil(self.weights / self.group) * self.rounds / self.honest) / mu
         if self.regime == "local":
             return 1 / 7  # an epsilon of 7, usual for a single report
+        # Rounds of noise multiplier s have mu = 2 sqrt(rounds) / s. In a sum, the noise of honest clients adds up.
         return 2 * sqrt(self.rounds / (self.honest if self.is_summed else 1)) / mu
 
     def plan(self, strength: float) -> RegimePlan:
