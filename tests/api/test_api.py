@@ -85,7 +85,7 @@ def test_a_result_shows_itself(tiny_data: Path, tmp_path: Path) -> None:
             picture.save(tmp_path / name)
         assert not (tmp_path / name).exists()
     assert picture._repr_svg_() == (tmp_path / "curve.svg").read_text(encoding="utf-8")
-    assert "duchi, ε = 1 a weight and round" in picture.svg
+    assert "duchi, ε = 1 for one weight, one round" in picture.svg
     console = Console(record=True, width=120, file=StringIO())
     console.print(result)
     for text in (console.export_text(), result._repr_html_()):

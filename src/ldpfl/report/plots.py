@@ -386,8 +386,8 @@ def _run_label(result: dict[str, Any]) -> str:
     best = best_over_run(result["privacy"]) if result["unit"] in PROTECTED else None
     if best is not None:
         trusted = "" if best["trust_model"] == "local" else f", {IN_SHORT[best['trust_model']]}"
-        delta = f" at δ = {best['delta']:g}" if best["delta"] else ""
-        return literal(f"{result['mechanism']}, ε = {epsilon_text(best['epsilon'])} a {best['unit']} and run{delta}{trusted}")
+        delta = f", δ = {best['delta']:g}" if best["delta"] else ""
+        return literal(f"{result['mechanism']}, ε = {epsilon_text(best['epsilon'])} for one {best['unit']}, whole run{trusted}{delta}")
     has_pure_epsilon = result["privacy"]["local_pure"] != "infinity"  # an epsilon at delta 0
-    delta = "" if has_pure_epsilon else f" at δ = {result['privacy']['delta']:g}"
-    return literal(f"{result['mechanism']}, ε = {epsilon_text(result['epsilon_per_unit'])} a {result['unit']} and round{delta}")
+    delta = "" if has_pure_epsilon else f", δ = {result['privacy']['delta']:g}"
+    return literal(f"{result['mechanism']}, ε = {epsilon_text(result['epsilon_per_unit'])} for one {result['unit']}, one round{delta}")
