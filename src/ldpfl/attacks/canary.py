@@ -140,16 +140,7 @@ def audit_run(
         raise ConfigError(
             f"round {round_number} has no clients, so there is nothing to audit: continue the run for a round (ldpfl run --resume)"
         )
-    if record_rate_of(federation.mechanism) < 1:
-        raise ConfigError(
-            "this run samples records, but the canary is in every round, so the audit would not measure the run's guarantee: audit a run "
-            "that uses all records (mechanism.sample_rate = 1)"
-        )
-    if (clip := record_clip_of(federation.mechanism)) is not None and clip.adaptive:
-        raise ConfigError(
-            "a run with clipping.target_quantile cannot be audited, because its clipping norm changes, and so would the canary: audit a "
-            "run without it"
-        )
+    _check_same_canary_each_round(federation.mechanism)
     trials = _affordable_trials(trials, len(cohort), state.ranges.dimension)
     mechanism = in_round(federation.mechanism, state.public())
     config = folder.config()
@@ -166,6 +157,20 @@ def audit_run(
         delta=config.privacy.delta,
         rows=_row_of_each_count(scores, canary_trials.sizes, guarantee, config.privacy.delta),
     )
+
+
+def _check_same_canary_each_round(mechanism: Mechanism) -> None:
+    """Raise a :class:`ConfigError` if the run samples records or changes its clipping norm: rounds would then not be like the one tried."""
+    if record_rate_of(mechanism) < 1:
+        raise ConfigError(
+            "this run samples records, but the canary is in every round, so the audit would not measure the run's guarantee: audit a run "
+            "that uses all records (mechanism.sample_rate = 1)"
+        )
+    if (clip := record_clip_of(mechanism)) is not None and clip.adaptive:
+        raise ConfigError(
+            "a run with clipping.target_quantile cannot be audited, because its clipping norm changes, and so would the canary: audit a "
+            "run without it"
+        )
 
 
 def _last_state(folder: RunFolder, data_dir: Path | None, device: torch.device) -> tuple[Federation, ServerState]:
@@ -230,11 +235,12 @@ class _CanaryTrials:
         center, radius = ranges.expand()
         if (clip := record_clip_of(mechanism)) is not None:  # the canary is a gradient of integers, nearly as long as clip.steps
             gradient = (signs * floor(clip.steps / sqrt(ranges.dimension))).long()
+            canaries, weighing = (gradient, -gradient), signs
             expected = torch.zeros(ranges.dimension, dtype=torch.float64)  # need not be exact: it shifts all scores alike
-            return cls(mechanism, ranges, values.clone(), (gradient, -gradient), expected, signs, order, counts, seed)
-        canaries = (center + signs * radius).float(), (center - signs * radius).float()
-        expected = _expected_mean(mechanism, ranges, values[1:])
-        return cls(mechanism, ranges, values.clone(), canaries, expected, signs / radius, order, counts, seed)
+        else:
+            canaries, weighing = ((center + signs * radius).float(), (center - signs * radius).float()), signs / radius
+            expected = _expected_mean(mechanism, ranges, values[1:])
+        return cls(mechanism, ranges, values.clone(), canaries, expected, weighing, order, counts, seed)
 
     def run(self, trials: int, progress: Callable[[int, int], None]) -> Floats:
         """Return the auditor's sums (trials, sizes). Each column adds up as many weights as its entry in ``sizes`` says.

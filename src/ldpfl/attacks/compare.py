@@ -16,8 +16,8 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms import MechanismSettings
 
-_WITHOUT_EFFECT = ("seed", "name", "description")
-"""Settings in which runs of one line may differ: the seed, and settings that change no result."""
+_WITHOUT_EFFECT = ("name", "description")
+"""Settings that change no result. Runs of one line may differ in these and in the seed."""
 
 
 @dataclass(frozen=True)
@@ -140,10 +140,11 @@ def _table_lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[Compar
     baselines: dict[str, AttackedRun] = {}
     for run in runs:
         if run.config.mechanism.protects:
-            groups.setdefault(_comparison_key(run.config, _WITHOUT_EFFECT), []).append(run)
+            groups.setdefault(_comparison_key(run.config, ("seed", *_WITHOUT_EFFECT)), []).append(run)
         # Runs that share an unprotected model share client 0's images as well.
         baselines.setdefault(config_without_noise(run.config).to_toml(), run)
     names = _unique_protection_names([members[0].config for members in groups.values()])
+    # All distances of a row are of equally many images, so the first one tells how many.
     unbiased = [run for run in baselines.values() if any(row.distances[0].other == images for row in _rows_of_kind(run, "other classes"))]
     lines = [_compared_runs(name, "protected", members) for name, members in zip(names, groups.values(), strict=True)]
     # The floor compares public images with each other, so it is the same for all runs.
@@ -204,7 +205,7 @@ def _check_no_run_twice(runs: Sequence[tuple[Path, RunConfig]]) -> None:
     """Raise a :class:`ConfigError` if two of the ``runs`` are the same."""
     path_of: dict[str, Path] = {}
     for path, config in runs:
-        identity = _comparison_key(config, _WITHOUT_EFFECT[1:])  # without name and description; runs with different seeds differ
+        identity = _comparison_key(config, _WITHOUT_EFFECT)  # runs with different seeds differ
         if identity in path_of:
             raise ConfigError(
                 f"{path_of[identity]} and {path} are the same run with the same seed, which would count twice: give only one of them"

@@ -274,9 +274,13 @@ def _channels_and_delays(delays: Sequence[float]) -> list[tuple[LinkChannel, flo
 
 
 def _simulate_and_attack(setting: LinkageSetting, channel: LinkChannel, delay: float, generator: np.random.Generator) -> Success:
-    """Simulate one round over ``channel`` with delays up to ``delay`` seconds, and return the observer's success."""
+    """Simulate one round over ``channel`` with delays up to ``delay`` seconds, and return the observer's success.
+
+    With a relay, ``delay`` does not matter: clients upload to it when they finish, as they would directly to the server.
+    """
     if channel == "relay":
-        return attack_release(window_starts(setting, "direct", generator), setting, generator)
+        uploads = window_starts(setting, "direct", generator)
+        return attack_release(uploads, setting, generator)
     starts = window_starts(setting, channel, generator)
     return attack_windows(starts, delay, setting, generator)
 

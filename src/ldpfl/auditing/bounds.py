@@ -49,9 +49,10 @@ def epsilon_lower_bound(hits: tuple[int, int], trials: tuple[int, int], delta: f
 
     Source: the definition of differential privacy, read as a statistical test (Jagielski et al. 2020; Nasr et al. 2021).
     """
-    first = clopper_pearson(hits[0], trials[0], error)[0] - delta
-    second = clopper_pearson(hits[1], trials[1], error)[1]
-    return log(first / second) if first > 0 else -inf
+    (hits_first, hits_second), (trials_first, trials_second) = hits, trials
+    p, _ = clopper_pearson(hits_first, trials_first, error)
+    _, q = clopper_pearson(hits_second, trials_second, error)
+    return log((p - delta) / q) if p - delta > 0 else -inf
 
 
 def most_distinguishing_bins(ordered_by: tuple[Counts, Counts], chosen_by: tuple[Counts, Counts], error: float) -> Mask:
@@ -62,10 +63,11 @@ def most_distinguishing_bins(ordered_by: tuple[Counts, Counts], chosen_by: tuple
     single values are all found. Candidates are the first n bins of each order, for every n. The candidate with the largest lower bound of
     epsilon is chosen. Orders and choice use different trials; otherwise bins that differ by chance would be chosen.
     """
-    best, chosen = -inf, np.zeros(ordered_by[0].size, dtype=np.bool_)
+    first, second = chosen_by
+    best, chosen = -inf, np.zeros(first.size, dtype=np.bool_)
     for order in _bin_orders(*ordered_by):
-        low = wilson_limits(np.cumsum(chosen_by[0][order]), int(chosen_by[0].sum()), error)[0]
-        high = wilson_limits(np.cumsum(chosen_by[1][order]), int(chosen_by[1].sum()), error)[1]
+        low, _ = wilson_limits(np.cumsum(first[order]), int(first.sum()), error)
+        _, high = wilson_limits(np.cumsum(second[order]), int(second.sum()), error)
         end = int(np.argmax(low / high))  # the first end + 1 bins; epsilon at delta 0 is the logarithm of this ratio
         if low[end] / high[end] > best:
             best = float(low[end] / high[end])
@@ -222,9 +224,9 @@ def threshold_epsilon(choosing: tuple[Floats, Floats], testing: tuple[Floats, Fl
     Both arguments are pairs of samples of the statistic: under the input that makes it large, and under the input that makes it small.
     Thresholds are chosen on ``choosing``, and the bound is computed from ``testing``. It is wrong with probability ``error`` at most.
     """
-    high, low = testing
-    above = _most_distinguishing_threshold(*choosing, error / 2)
-    below = -_most_distinguishing_threshold(-choosing[1], -choosing[0], error / 2)  # mirrored: the small sample lies above
+    (high_for_choice, low_for_choice), (high, low) = choosing, testing
+    above = _most_distinguishing_threshold(high_for_choice, low_for_choice, error / 2)
+    below = -_most_distinguishing_threshold(-low_for_choice, -high_for_choice, error / 2)  # mirrored: the small sample lies above
     from_above = epsilon_lower_bound((int((high > above).sum()), int((low > above).sum())), (high.size, low.size), delta, error / 2)
     from_below = epsilon_lower_bound((int((low < below).sum()), int((high < below).sum())), (low.size, high.size), delta, error / 2)
     return max(0.0, from_above, from_below)
@@ -239,8 +241,8 @@ def _most_distinguishing_threshold(high: Floats, low: Floats, error: float) -> f
     thresholds = _candidate_thresholds(np.concatenate([high, low]))[:-1]  # no value exceeds the last one
     above_high = high.size - np.searchsorted(np.sort(high), thresholds, side="right")
     above_low = low.size - np.searchsorted(np.sort(low), thresholds, side="right")
-    at_least = wilson_limits(above_high, high.size, error)[0]
-    at_most = wilson_limits(above_low, low.size, error)[1]
+    at_least, _ = wilson_limits(above_high, high.size, error)
+    _, at_most = wilson_limits(above_low, low.size, error)
     return float(thresholds[int(np.argmax(at_least / at_most))])
 
 

@@ -163,10 +163,11 @@ class Examination:
         self.claims = tests_by_experiment(mechanism, self._reports, seed)
         is_normal = isinstance(self.release, GaussianRelease)  # its noise must be independent in all weights
         self.noise_is_fresh_in_weights = probe.by_weight or is_normal
-        estimate_checks = len(PAIRS) + 2 * len(self.positions) + 2 + self.noise_is_fresh_in_weights + 2 * is_normal
-        estimate_checks += 3 if probe.by_weight else 2  # the lag and two checks of each weight's bits; two of neighbouring rows
-        wire_and_claim_checks = len(BIT_PAIRS) + len(self.claims) + claims_blanket(self.release)
-        self.error_per_check = error_rate / (estimate_checks + wire_and_claim_checks)
+        checks = len(PAIRS) + 2 * len(self.positions)  # privacy loss; bias and variance
+        checks += 2 + self.noise_is_fresh_in_weights + 2 * is_normal  # noise of clients and of calls; of weights; its directions and law
+        checks += 3 if probe.by_weight else 2  # the lag and two checks of each weight's bits; two of neighbouring rows
+        checks += len(BIT_PAIRS) + len(self.claims) + claims_blanket(self.release)  # bits on the wire; stated numbers
+        self.error_per_check = error_rate / checks
         self.bit_bench = BitBench(mechanism, _bit_bench_clients(trials), _source(seed, _BIT_ROWS), STREAM_KEY)
         if probe.by_weight:  # a weight is a trial; otherwise a client's whole row is one
             self._source = _source(seed, _TALL_ROWS)
@@ -206,12 +207,15 @@ class Examination:
     def epsilon_findable(self) -> float:
         """Largest epsilon of a unit that the checks could show, if two inputs had different outcomes in all trials."""
         rows = self.bit_bench.clients
+        # One input sets every bit in all reports, and the other input sets none.
         every_bit = np.full(8 * ceil(payload_bits(self.mechanism, self.bit_bench.ranges) / 8), float(rows))
         found = epsilon_of_bits(every_bit, 0 * every_bit, rows, self.delta, self.error_per_check)
         if self.epsilon_of_trial != self.epsilon:  # only bits are about one unit each
             return found
+        # Number of groups, and of trials that test an event: of the checks of the privacy loss, and of neighbouring rows.
         sizes = [(self.bench.groups, self.blocks_per_half * self.bench.trials)]
-        sizes += [] if self.bench.by_weight else [(1, (_NEIGHBOUR_DRAWS - 2) * self.bench.rows)]
+        if not self.bench.by_weight:
+            sizes.append((1, (_NEIGHBOUR_DRAWS - 2) * self.bench.rows))
         for groups, trials in sizes:
             # All trials of one input have the outcome 0, and all of the other the outcome 1.
             outcomes = np.broadcast_to(trials * np.eye(2, dtype=np.int64)[:, None, None], (2, 3, groups, 2))
@@ -226,11 +230,13 @@ class Examination:
 
     def checks(self) -> tuple[Check, ...]:
         """Run all checks, and return their results."""
-        privacy = self.epsilon_checks
+        # The checks run in this order, in which they draw random bits, so that a seed gives the same results.
+        privacy_loss = self.epsilon_checks
         estimates = (*self._bias_checks(), *self._variance_checks(), *self._independence_checks())
-        claims, bits = tuple(self._claim_checks()), tuple(self._bit_checks())
-        without_chance = (self._agreement_check(), *self._mean_noise_checks(), *self._wire_checks(), *self._input_checks())
-        return (*privacy, *claims, *bits, *estimates, *without_chance)
+        stated_numbers = tuple(self._claim_checks())
+        bits = tuple(self._bit_checks())
+        deterministic = (self._agreement_check(), *self._mean_noise_checks(), *self._wire_checks(), *self._input_checks())
+        return (*privacy_loss, *stated_numbers, *bits, *estimates, *deterministic)
 
     # --- privacy ----------------------------------------------------------------------------------------------------
 
@@ -316,10 +322,9 @@ class Examination:
             second = self.bit_bench.set_bit_counts(pair)
             lower = epsilon_of_bits(first, second, clients, self.delta, self.error_per_check)
             yield self._epsilon_check(f"epsilon of bits, {pair}", lower, self.epsilon, f"single bits of the payload ({pair}) show")
-            neighbour = second  # the last input differs from the first in one weight only
         if self.bench.by_weight:
             yield self._weight_bias_check()
-            yield self._other_weights_check(first, neighbour)
+            yield self._other_weights_check(first, second)  # the two inputs of the last pair differ in one weight only
         else:
             yield from self._neighbour_checks()
         if self.noise_is_fresh_in_weights:
@@ -386,12 +391,13 @@ class Examination:
         """Check that no two weights have correlated noise (K, d)."""
         deviation = noise.std(axis=0)
         noisy = deviation > _NO_NOISE
-        # A mechanism may send nothing but 0 most of the time. A weight without any other report is then no fault.
+        # A mechanism may send nothing but 0 most of the time. A weight without any other report is then no fault, if such weights are
+        # likely: d (1 - rate)^K of them are expected.
         rate = float((noise != np.median(noise, axis=0)).mean())
-        if not noisy.all() and noisy.any() and noisy.size * (1 - rate) ** len(noise) > self.error_per_check:
+        may_be_chance = noisy.size * (1 - rate) ** len(noise) > self.error_per_check
+        if not noisy.all() and noisy.any() and may_be_chance:
             noise, deviation = noise[:, noisy], deviation[noisy]
-            noisy = noisy[noisy]
-        if not bool(noisy.all()):
+        elif not noisy.all():
             return Check(
                 "noise of each weight",
                 figure=0.0,
@@ -411,22 +417,23 @@ class Examination:
 
         The second projection is the best one (Fisher 1936): it cancels noise that weights share.
         """
-        rows = [[self.bench.draw_neighbours(turned=turned) for _ in range(_NEIGHBOUR_DRAWS)] for turned in (False, True)]
-        covariance = np.atleast_2d(np.cov(rows[0][0].T))
-        first_weight = np.eye(len(covariance))[0]
+        of_row, of_neighbour = (
+            [self.bench.draw_neighbours(turned=turned) for _ in range(_NEIGHBOUR_DRAWS)] for turned in (False, True)
+        )  # (n, d) for each draw
+        covariance = np.atleast_2d(np.cov(of_row[0].T))
+        first_weight = np.eye(len(covariance))[0]  # the direction in which the two rows differ
         regular = covariance + (1e-9 * np.trace(covariance) + 1e-300) * np.eye(len(covariance))
         best = np.linalg.solve(regular, first_weight) if np.isfinite(regular).all() else first_weight
         for name, direction in (("one sign turned", self.bench.neighbour_direction), ("one sign turned, without shared noise", best)):
-            yield self._neighbour_check(name, [[drawn @ direction for drawn in draws] for draws in rows])
+            yield self._neighbour_check(name, [[drawn @ direction for drawn in draws] for draws in (of_row, of_neighbour)])
 
-    def _neighbour_check(self, name: str, rows: list[list[Floats]]) -> Check:
-        """Check how well projections of rows can be distinguished from those of their neighbours."""
-        bins = Bins.covering([drawn[0] for drawn in rows], _LEVELS)
-        # The first draw of a row orders events, the second chooses an event, and the others test it. The keys 0 and 1 stand for positions.
-        counts = {
-            float(turned): np.stack([bins.histogram(part)[None] for part in (drawn[0], drawn[1], np.concatenate(drawn[2:]))])
-            for turned, drawn in enumerate(rows)
-        }
+    def _neighbour_check(self, name: str, projections: list[list[Floats]]) -> Check:
+        """Check how well the ``projections`` of rows can be distinguished from those of their neighbours: (n,) for each draw of either."""
+        bins = Bins.covering([draws[0] for draws in projections], _LEVELS)
+        counts = {}
+        for turned, (orders, chooses, *test) in enumerate(projections):  # 0 for the row and 1 for its neighbour stand for positions
+            # The first draw orders events, the second chooses an event, and the others test it.
+            counts[float(turned)] = np.stack([bins.histogram(part)[None] for part in (orders, chooses, np.concatenate(test))])
         lower = self._epsilon_lower_bound(counts, (0.0, 1.0))
         shown = "comparing a row with a copy in which one sign is changed shows"
         return self._epsilon_check(f"epsilon, {name}", lower, self.epsilon_of_trial, shown)
@@ -452,11 +459,12 @@ class Examination:
         """Return how far (G,) chance can move the mean estimate of an unbiased mechanism from its expectation at ``position``."""
         largest, error = self._largest(position, "largest_deviation"), self.error_per_check / self.bench.groups
         if self.bench.by_weight:
-            known = self.bench.expected_squares(position)
-            bounds = [mean_bound(tally.count, *pair, error) for pair in zip(known, largest, strict=True)]
+            stated = self.bench.expected_squares(position)
+            bounds = [mean_bound(tally.count, variance, distance, error) for variance, distance in zip(stated, largest, strict=True)]
         else:  # the closed form gives no variance of a row's projection, since the errors of its weights may depend on each other
             # Twice the largest deviation bounds the width of the range of values.
-            bounds = [mean_bound_empirical(tally.count, *pair, error) for pair in zip(tally.variance, 2 * largest, strict=True)]
+            variances_and_widths = zip(tally.variance, 2 * largest, strict=True)
+            bounds = [mean_bound_empirical(tally.count, variance, width, error) for variance, width in variances_and_widths]
         return np.array(bounds) + self.bench.rounding(np.abs(tally.expected) + tally.largest_deviation)
 
     def _variance_checks(self) -> Iterator[Check]:
@@ -464,7 +472,8 @@ class Examination:
         for position in self.positions:
             tally, expected = self.tallies[position], self.bench.expected_squares(position)
             largest, error = self._largest(position, "largest_square"), self.error_per_check / self.bench.groups
-            bounds = [mean_bound_empirical(tally.count, *pair, error) for pair in zip(tally.square_variance, largest, strict=True)]
+            variances_and_widths = zip(tally.square_variance, largest, strict=True)
+            bounds = [mean_bound_empirical(tally.count, variance, width, error) for variance, width in variances_and_widths]
             rounding = self.bench.rounding(np.abs(tally.expected) + np.sqrt(largest))
             # An estimate that is rounded by r has a squared error that differs by at most 2 r times its error, plus r^2.
             slack = 2 * rounding * np.sqrt(largest) + rounding**2 + _CLOSED_FORM * expected
@@ -582,6 +591,7 @@ class Examination:
         if the server does not know the noise.
         """
         variances, estimated, largest, slack = self.probe.mean_noise(_COHORT)
+        # The largest variance in each layer, for each weight (d,).
         found = variances.reshape(len(variances), len(RADII), -1).max(axis=(0, 2)).repeat(_VECTOR_WIDTH)
         smallest, highest = variances[: len(estimated)] / _MOST_TOO_SMALL, _MOST_TOO_SMALL * np.maximum(largest, found)
         yield _range_check("mean_variance", estimated, smallest, highest, slack)
@@ -598,7 +608,7 @@ class Examination:
         # Take the bench whose reports differ most from the stated length.
         longest, stated = max(
             ((max(bench.lengths), ceil(payload_bits(self.mechanism, bench.ranges) / 8)) for bench in benches),
-            key=lambda pair: abs(pair[0] - pair[1]),
+            key=lambda longest_and_stated: abs(longest_and_stated[0] - longest_and_stated[1]),
         )
         sentence = f"a report has {longest} bytes; the mechanism states {stated}"
         yield Check("stated length", float(longest), float(stated), error_rate=0.0, passed=longest == stated, sentence=sentence)

@@ -103,18 +103,19 @@ def _tests_of_few_clients(mechanism: Mechanism, trials: int, source: RandomSourc
     if by_weight:
         reports = WholeReports.with_width(mechanism, _WIDTH, source) or reports
     for clients, name in ((1, "a client alone"), (_DIFFERENT_CLIENTS, "different clients")):
-        rows = [reports.rows(clients, turned=turned) for turned in (False, True)]
-        estimates = [reports.estimates_of_calls(row, _CALLS if by_weight else _ROW_CALLS) for row in rows]
+        rows, turned_rows = (reports.rows(clients, turned=turned) for turned in (False, True))  # (clients, d) each
+        calls = _CALLS if by_weight else _ROW_CALLS
+        alone, of_turned = (reports.estimates_of_calls(inputs, calls) for inputs in (rows, turned_rows))  # (calls, clients, d) each
         # All weights of the last client's row are 1 or -1. Multiplied by these, the estimates of all weights point the same way.
-        projected = [_units(sent * rows[0][-1], by_weight) for sent in estimates]
+        projected = [_units(sent * rows[-1], by_weight) for sent in (alone, of_turned)]
         yield partial(_check_epsilon_of_clients, [sent[:, -1] for sent in projected], *_row_guarantee(reports), f"epsilon, {name}")
         if clients > 1:
             yield partial(_check_epsilon_of_clients, [sent[:, :-1] for sent in projected], 0.0, 0.0, "reports of other clients")
         # The same rows again, each in a call in which all clients hold it.
-        alike = [reports.estimates_of_calls(np.repeat(row[None], ROWS_AT_ONCE, axis=0), calls=1)[0] for row in rows[0]]
-        alone, together = estimates[0], np.stack(alike, axis=1)  # (calls, clients, d) both
-        means = [sent * np.sign(rows[0]) for sent in (alone, together)]
-        squares = [(sent - rows[0]) ** 2 for sent in (alone, together)]
+        alike = [reports.estimates_of_calls(np.repeat(row[None], ROWS_AT_ONCE, axis=0), calls=1)[0] for row in rows]
+        together = np.stack(alike, axis=1)
+        means = [sent * np.sign(rows) for sent in (alone, together)]
+        squares = [(sent - rows) ** 2 for sent in (alone, together)]
         for figure, samples in (("mean estimate", means), ("squared error", squares)):
             yield partial(_check_same_mean, [_units(sample, by_weight).ravel() for sample in samples], f"{figure}, {name}")
     wide = WholeReports.with_width(mechanism, _WIDTH_OF_ONE, source)
@@ -146,7 +147,8 @@ def _check_epsilon_of_clients(sent: Sequence[Floats], claimed: float, delta: flo
     parts = [(values[:quarter].ravel(), values[quarter : 2 * quarter].ravel(), values[2 * quarter :].ravel()) for values in sent]
     bins = Bins.covering([values[0] for values in parts], _LEVELS)
     counts = [np.stack([bins.histogram(part) for part in values]) for values in parts]
-    lower = max(0.0, *(event_epsilon(a, b, test_row=2, delta=delta, error=error / 2) for a, b in permutations(counts, 2)))
+    both_directions = permutations(counts, 2)
+    lower = max(0.0, *(event_epsilon(first, second, test_row=2, delta=delta, error=error / 2) for first, second in both_directions))
     sentence = f"when one client's row changes, the best test found shows epsilon {lower:.4g} at least; claimed: {claimed:g}"
     return ClaimResult(name, lower, claimed, sentence)
 
@@ -177,9 +179,11 @@ def _tests_of_release(reports: WholeReports, release: Release, outcomes: Outcome
     if isinstance(release, BinaryRelease) and release.sampled == 1:
         yield lambda error: _check_bit_probabilities(reports, outcomes, release, size_name, error)
     if isinstance(release, BinaryRelease) and release.realised is not None and release.units == release.sampled == 1:
-        yield lambda error: _check_realised_epsilon(outcomes, release.realised or 0.0, size_name, error)
+        realised = release.realised
+        yield lambda error: _check_realised_epsilon(outcomes, realised, size_name, error)
     if isinstance(release, PureRelease) and release.signed and reports.ranges.dimension == 1:
-        yield lambda error: _check_sign_errors(outcomes, release.blanket or 0.0, error)
+        share = release.blanket or 0.0
+        yield lambda error: _check_sign_errors(outcomes, share, error)
 
 
 def _claimed_blanket(release: Release) -> float | None:
@@ -209,7 +213,8 @@ def _check_blanket(counts: Sequence[Counts], claimed: float, name: str, error: f
     computed. The outcomes are divided by other trials than those that are tested.
     """
     pairs = [(first, second) for first in range(len(counts)) for second in range(first)]
-    # Row 0 of the counts divides the outcomes, row 1 chooses among the divisions, and row 2 tests the chosen one.
+    # Row 0 of the counts divides the outcomes, row 1 chooses among the divisions, and row 2 tests the chosen one. A division is a list of
+    # (counts of an input, mask of the outcomes that belong to it).
     smallest_guess = inf
     division = _divide_outcomes(counts, pairs[0])
     for inputs in (*pairs, tuple(range(len(counts)))):

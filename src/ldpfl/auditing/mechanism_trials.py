@@ -51,10 +51,10 @@ class Bench:
     def __init__(self, mechanism: Mechanism, rows: int, width: int, source: RandomSource) -> None:
         self.mechanism, self.rows, self._source = mechanism, rows, source
         layers = len(RADII)
-        # ``groups``: a trial's statistic is taken for each layer, or once for the whole row, as the mechanism's guarantee is.
         self.ranges = LayerRanges(torch.tensor(CENTERS, dtype=torch.float64), torch.tensor(RADII, dtype=torch.float64), (width,) * layers)
         unit = guarantee_of(mechanism, self.ranges).unit
         self.by_weight = unit == "weight"
+        # A trial's statistic is taken for each layer, or once for the whole row, as the mechanism's guarantee is.
         self.groups = layers if unit in ("weight", "layer") else 1
         self._center, self._radius = self.ranges.expand()
         self._signs = torch.ones_like(self._center)
@@ -162,8 +162,8 @@ class Bench:
         variances = noise.variance(inputs.float()).double()
         std = (variances / clients).sqrt()
         estimated = [
-            (noise.mean_variance((row + apart).float(), clients) + noise.mean_variance((row - apart).float(), clients)).double() / 2
-            for row, apart in zip(inputs[: len(equal) + 1], std, strict=False)
+            (noise.mean_variance((row + deviation).float(), clients) + noise.mean_variance((row - deviation).float(), clients)).double() / 2
+            for row, deviation in zip(inputs[: len(equal) + 1], std, strict=False)  # the first six inputs
         ]
         scale = 1 / self._radius**2
         largest = torch.as_tensor(noise.largest_std(clients)).double().square().repeat_interleave(width)

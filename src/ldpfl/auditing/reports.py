@@ -99,22 +99,25 @@ class WholeReports:
         pilot, decides this.
         """
         rows = max(64, trials)
-        names, sent = [], []
+        names, payloads_of_inputs, statistics = [], [], []
         for name, input_ in self.inputs().items():
+            payloads, mean_estimates = self._send(input_, rows)
             names.append(name)
-            sent.append(self._send(input_, rows))
-        pilot_payloads = Counter(payload for payloads, _ in sent for payload in payloads[: rows // 4])
+            payloads_of_inputs.append(payloads)
+            statistics.append(mean_estimates)
+        pilot_payloads = Counter(payload for payloads in payloads_of_inputs for payload in payloads[: rows // 4])
         code_of_payload = {payload: code for code, payload in enumerate(pilot_payloads)}
         if len(code_of_payload) <= _MAX_PAYLOADS:
-            codes = [np.array([code_of_payload.get(payload, len(code_of_payload)) for payload in payloads]) for payloads, _ in sent]
-            size = len(code_of_payload) + 1  # one more for payloads that did not occur in the pilot
+            other = len(code_of_payload)  # code of all payloads that did not occur in the pilot
+            codes = [np.array([code_of_payload.get(payload, other) for payload in payloads]) for payloads in payloads_of_inputs]
+            size = len(code_of_payload) + 1
         else:
-            bins = Bins.covering([statistic[: rows // 4] for _, statistic in sent], _LEVELS)
-            codes, size = [bins.places(statistic) for _, statistic in sent], bins.count
+            bins = Bins.covering([statistic[: rows // 4] for statistic in statistics], _LEVELS)
+            codes, size = [bins.places(statistic) for statistic in statistics], bins.count
         # Trials that order, choose and test events.
         cuts = (slice(0, rows // 4), slice(rows // 4, rows // 2), slice(rows // 2, rows))
         counts = [np.stack([np.bincount(codes_of_input[cut], minlength=size) for cut in cuts]) for codes_of_input in codes]
-        return Outcomes(names, counts, [statistic for _, statistic in sent], [_count_set_bits(payloads) for payloads, _ in sent])
+        return Outcomes(names, counts, statistics, [_count_set_bits(payloads) for payloads in payloads_of_inputs])
 
     def _send(self, input_: Floats, rows: int) -> tuple[list[bytes], Floats]:
         """Send ``rows`` reports of an input. Return their payloads, and the mean estimate (rows,) in radii from the center."""
@@ -134,11 +137,11 @@ class WholeReports:
 
         Both inputs of a pair are encoded with the same random bits, so that noise which does not depend on the input cancels out.
         """
-        sent = {}
+        estimates_at = {}
         for end in (1.0, -1.0, FAR, -FAR):
             source = SeededStreams.of(range(ROWS_AT_ONCE), 0, Purpose.MECHANISM, _STREAM_KEY, 1)
-            sent[end] = replace(self, source=source)._send(np.full(self.ranges.dimension, end), ROWS_AT_ONCE)[1]
-        return [sent[end] - sent[-end] for end in (1.0, FAR)]
+            _, estimates_at[end] = replace(self, source=source)._send(np.full(self.ranges.dimension, end), ROWS_AT_ONCE)
+        return [estimates_at[end] - estimates_at[-end] for end in (1.0, FAR)]
 
     def rows(self, clients: int, *, turned: bool) -> Floats:
         """Return a different row for each client, in radii: random values inside the range, but for the last client ends of the range.

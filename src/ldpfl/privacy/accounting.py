@@ -68,8 +68,9 @@ def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding:
     """
     counts: Counter[RoundGroup] = Counter()
     charged = [charged_groups(ledger, colluding) for ledger in ledgers]
-    for group in (group for of_a_run in charged for group in of_a_run):
-        counts[replace(group, rounds=1)] += group.rounds
+    for groups_of_run in charged:
+        for group in groups_of_run:
+            counts[replace(group, rounds=1)] += group.rounds
     # Different clients may have taken part most often in different runs. Only if all joined is it certainly one client.
     is_one_client = len(ledgers) == 1 or all(group.sampling == "everyone" for group in counts)
     groups = [replace(group, rounds=count, known=group.known and is_one_client) for group, count in counts.items()]
@@ -120,11 +121,12 @@ def account_groups(groups: Sequence[RoundGroup], delta: float, *, has_run_of_one
     rows += _rows_for_one_unit(costliest, delta, notes)
     rows += _rows_for_everything_sent([[group] for group in costliest], delta, "round", protected_unit, notes)
     rows += _rows_for_everything_sent([groups], delta, "run", protected_unit, notes)
+    third_party_warnings = _third_party_warnings(groups)
+    if third_party_warnings:  # all epsilons depend on that code, so none is proved
+        rows = [replace(row, status=AUTHORS_CLAIM) if row.status == "proved" else row for row in rows]
     notes = list(dict.fromkeys(notes))  # several rounds may give the same note
     if any(group.histograms for group in costliest):
         notes.append("one round means the costliest release, which may be one that measures columns before round 1, not a training round")
-    clients = max(group.population for group in groups)
-    warnings = [f"no guarantee: {reason}" for reason in _unprotected_reasons(groups)]
     if protected_unit is not _CLIENT:
         is_batch_random = any(group.batch_rate < 1 for group in groups)
         notes.append((_MANY_BY_CHANCE if is_batch_random else _MANY).format(unit=protected_unit.unit))
@@ -134,12 +136,11 @@ def account_groups(groups: Sequence[RoundGroup], delta: float, *, has_run_of_one
             notes.append(_PERSONS_FOR_RECORDS)
         of_one_round = _is_of_one_round(groups) if has_run_of_one_round is None else has_run_of_one_round
         notes += _notes_for_removing_one(groups, delta, protected_unit.unit, may_be_least_squares=of_one_round)
+    warnings = [f"no guarantee: {reason}" for reason in _unprotected_reasons(groups)]
+    clients = max(group.population for group in groups)
     if clients > 1 and delta >= 1 / clients and protected_unit is _CLIENT:
         warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: even publishing one client at random would satisfy it")
-    third_party_warnings = _third_party_warnings(groups)
     warnings += third_party_warnings
-    if third_party_warnings:  # all epsilons depend on that code, so none is proved
-        rows = [replace(row, status=AUTHORS_CLAIM) if row.status == "proved" else row for row in rows]
     statement = Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
     best = statement.best
     if best is None or worth_of(best.epsilon) == "bad":  # the verdict then states no probability
@@ -479,6 +480,7 @@ def _shuffled_rows(
         rows.append(Guarantee(bounds.fixed, delta, assumptions=(*assumptions, fixed_inputs), adaptive=False, **bound_fields))
     rows.append(Guarantee(bounds.adaptive, delta, assumptions=assumptions, **bound_fields))
     first, cohort = groups[0], min(group.cohort for group in groups)
+    # sigmoid(-epsilon) is the probability of the rarer value of a bit.
     is_nearly_normal = isinstance(first.release, BinaryRelease) and cohort * sigmoid(-first.release.parameter) >= _NORMAL_ENOUGH
     if scope == "run" and bounds.attained is not None and len(groups) == 1 and is_nearly_normal:
         estimate = central_limit_epsilon(first.release.parameter, cohort, first.reports, delta)

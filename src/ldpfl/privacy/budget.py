@@ -142,16 +142,17 @@ class Budget:
         """
         self._refuse_repeated_round(request, connection)
         books = read_open_books(connection, self.policy.protects)
-        times = 1
-        if request.transport in OVER_RELAY:
-            times = max(1, books.together - len(nodes_charged(connection, request.run, request.round)))
-        self._check_lifetime(request, books, times)
-        self._check_spend_behind_relay(request, connection, times)
+        reports = 1
+        if request.transport in OVER_RELAY:  # this node's report, and those of the nodes that are not charged for this round yet
+            reports = max(1, books.together - len(nodes_charged(connection, request.run, request.round)))
+        self._check_lifetime(request, books, reports)
+        self._check_spend_behind_relay(request, connection, reports)
 
     def _check_lifetime(self, request: Request, books: Books, times: int) -> None:
-        """Raise :class:`Exhausted` if ``times`` reports like ``request`` exceed a lifetime epsilon, or the policy's number of rounds.
+        """Raise :class:`Exhausted` unless the policy's number of rounds and both lifetime epsilons allow ``times`` such reports.
 
-        ``books`` is the content of the file.
+        An unprotected report needs only a budget above 0. A protected one is refused also if charged releases have no epsilon for the unit
+        that the policy protects. ``books`` is the content of the file.
         """
         charges = books.charges + times
         if charges > self.policy.rounds:
@@ -161,10 +162,10 @@ class Budget:
             if books.limit.epsilon == 0:  # the budget was moved to another file, or an operator stopped all reports
                 raise request.declined(f"the budget set in {self.path} is 0, which allows no report", Exhausted)
             return  # Policy.check allowed the mechanism; once this is charged, the spent epsilon is infinite: no protected release fits
-        policy, file = self.policy.lifetime, books.limit
-        bounds = ((policy, policy.order, "the policy's lifetime_epsilon"), (file, books.order, f"the budget set in {self.path}"))
         if why := self.why_unbounded(books):
             raise request.declined(why, Exhausted)
+        of_policy, of_file = self.policy.lifetime, books.limit
+        bounds = ((of_policy, of_policy.order, "the policy's lifetime_epsilon"), (of_file, books.order, f"the budget set in {self.path}"))
         for limit, order, source in bounds:
             spent = books.spent(limit.delta, as_stored(request.release), order=order, times=times)
             if not spent <= limit.epsilon:  # this form also refuses NaN

@@ -329,7 +329,7 @@ def _is_consistent(connection: sqlite3.Connection) -> bool:
     charges = connection.execute(f"SELECT sealed, id, {_CHARGED} FROM charges").fetchall()
     return (
         bool(limits)
-        and {row[0]: row[1] for row in releases} == charge_counts
+        and {release_id: count for release_id, count, *_ in releases} == charge_counts
         and all(digest == _digest(*figures) for _, _, digest, *figures in releases)
         and all(digest == _digest(*figures) for digest, *figures in limits)
         and all(digest == _digest(*figures) for digest, *figures in charges)
@@ -356,11 +356,11 @@ def read_open_books(connection: sqlite3.Connection, protects: Protected = "clien
     limits = connection.execute("SELECT at, epsilon, delta FROM limits ORDER BY id").fetchall()
     refusal = connection.execute("SELECT at, reason, times FROM refusals").fetchone()
     return Books(
-        tuple(Granted(at, Limit(epsilon, delta)) for at, epsilon, delta in limits),
-        _counts(_read_releases(connection, protects).values()),
-        None if refusal is None else Refusals(*refusal),
-        frozenset(column for (column,) in connection.execute(_PERSON_COLUMNS)),
-        int(_first_value(connection, _TOGETHER)),
+        granted=tuple(Granted(at, Limit(epsilon, delta)) for at, epsilon, delta in limits),
+        counts=_counts(_read_releases(connection, protects).values()),
+        refusals=None if refusal is None else Refusals(*refusal),
+        person_columns=frozenset(column for (column,) in connection.execute(_PERSON_COLUMNS)),
+        together=int(_first_value(connection, _TOGETHER)),
     )
 
 
@@ -410,6 +410,7 @@ def read_sent_reports(connection: sqlite3.Connection, protects: Protected, new: 
     if new is not None:
         releases[_NEW] = as_stored(new.release)
         rows += [(new.run, new.round, _NEW, new.cohort, new.transport, new.linked)] * times
+    # Number of reports in each round over the relay. Direct reports are not mixed, so each counts by itself.
     together_in = Counter((run, round_) for run, round_, _, _, transport, _ in rows if transport != "direct")
     groups = Counter(
         (release_id, cohort, transport, linked, 1 if transport == "direct" else together_in[run, round_])

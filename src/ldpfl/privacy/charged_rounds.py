@@ -150,13 +150,13 @@ def _with_empty_rounds(events: Sequence[RoundEvent]) -> Iterator[tuple[RoundEven
     With secret participation, an event also counts for the rounds before it that are missing because nobody joined. An empty round is an
     outcome like any other: its probability is part of the guarantee of a round.
     """
-    before = 0
+    last_round = 0
     for event in events:
         if event.sampling == "secret":
-            yield event, event.round - before
+            yield event, event.round - last_round
         elif event.cohort > 0:  # with visible participation, an empty round released nothing
             yield event, 1
-        before = event.round
+        last_round = event.round
 
 
 def _single_round_group(event: RoundEvent, smallest_cohort: int, colluding: int) -> RoundGroup:

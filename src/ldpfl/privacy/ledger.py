@@ -295,7 +295,7 @@ def _numbers_as_python_types(thing: RoundEvent | Release) -> dict[str, float]:
     A mechanism may state an ``int`` for a ``float``, or a number of NumPy. Its JSON text, and so its chain hash, would differ from that of
     the number that is read back.
     """
-    # partition: "float | None" is declared as float here
+    # The type's first word decides, so that "float | None" counts as float.
     stated = {field.name: (str(field.type).partition(" ")[0], getattr(thing, field.name)) for field in fields(thing)}
     kinds = {"float": float, "int": int}
     return {name: kinds[declared](value) for name, (declared, value) in stated.items() if declared in kinds and value is not None}

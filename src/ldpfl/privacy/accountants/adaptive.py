@@ -46,7 +46,7 @@ def filter_order(epsilon: float, delta: float) -> float:
     """
     if delta <= 0 or epsilon <= 0:
         return inf
-    allowed_rho = (epsilon - _epsilon_for_delta(_ORDERS, delta)) / (1 + _ORDERS)
+    allowed_rho = (epsilon - _epsilon_for_delta(_ORDERS, delta)) / (1 + _ORDERS)  # (1 + t) rho + (what delta costs) = epsilon
     # Three digits only, so that machines which round differently get the same order.
     return float(f"{_ORDERS[int(np.argmax(allowed_rho))]:.3g}") if allowed_rho.max() > 0 else inf
 
@@ -60,7 +60,7 @@ def filtered_epsilon(releases: Iterable[tuple[Release, int]], order: float, delt
     composed = accountant(releases)
     pure = composed.epsilon(0.0)
     if order == inf or delta <= 0 or not all(release.protected for release in composed.releases):
-        return pure
+        return pure  # infinite if a release is unprotected
     if not composed.releases:
         return 0.0
     t = np.array([order])
@@ -69,9 +69,10 @@ def filtered_epsilon(releases: Iterable[tuple[Release, int]], order: float, delt
 
 
 def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: float, delta: float) -> float:
-    """Return epsilon as :func:`filtered_epsilon`, but against an adversary that sees only mixed bits; infinite if ``order`` is infinite.
+    """Return epsilon as :func:`filtered_epsilon`, but against an adversary that sees only mixed bits.
 
-    Only the sum of Rényi divergences is used, of the upper bound in :mod:`~ldpfl.privacy.accountants.clones`.
+    Only the sum of Rényi divergences is used, of the upper bound in :mod:`~ldpfl.privacy.accountants.clones`. Return infinity if ``order``
+    is infinite, or if ``delta`` is too small for that bound.
 
     Args:
         sent: (release, clients that its bits were mixed among, bits in one message, number of times) for each kind.
@@ -92,6 +93,7 @@ def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: f
         message_epsilon = bits * release.epsilon
         messages = ceil(release.units / bits) * count
         share = clone_probability_for_bits(message_epsilon) if bits == 1 else clone_probability(message_epsilon)
+        # The Rényi divergence of order 1 + t is log E[e^(t * loss)] / t.
         divergence += messages * clone_log_moment(message_epsilon, clients, order, share) / order
         failure_probability += messages * clone_outside(clients, share)
     if failure_probability >= delta:

@@ -161,9 +161,13 @@ def best_of_trials_epsilon(power: Callable[[Array], Array], epsilon: Callable[[f
 
 def best_of_gaussian_epsilon(mu: float, count: TrialCount, delta: float) -> float:
     """Return the bound of :func:`best_of_trials_epsilon` for trials that are mu-GDP (Gaussian DP), or sums of rounded Gaussians."""
-    return best_of_trials_epsilon(
-        lambda points: np.asarray(ndtr(ndtri(points) + mu)), partial(gaussian_epsilon, mu), count, delta * (1 - ROUNDED)
-    )
+
+    def power(probabilities: Array) -> Array:
+        """Return Phi(Phi^-1(p) + mu), the power of mu-GDP."""
+        return np.asarray(ndtr(ndtri(probabilities) + mu))
+
+    # The rest of delta is for the difference between sums of rounded Gaussians and one Gaussian.
+    return best_of_trials_epsilon(power, partial(gaussian_epsilon, mu), count, delta * (1 - ROUNDED))
 
 
 def trial_mu(epsilon: float, count: TrialCount, delta: float) -> float:

@@ -27,8 +27,8 @@ TAIL = 1e-30
 _PART_WIDTH, _SUM_WIDTH, _SLACK = 14.0, 12.5, 60
 """Half-widths of windows in standard deviations, and the number of values added for skewed laws. Outside lies less than ``TAIL``."""
 
-_ANCHORS = (2.5, 5.0, 7.5, 10.0)
-"""Distances from the mean in standard deviations. A tilted transform takes over at 2.5 (centred at 5) and again at 7.5 (centred at 10)."""
+_PIECE_HALF_WIDTH, _TILTED_MEANS = 2.5, (5.0, 10.0)
+"""Half-width of the piece that one transform gives, and distances of the tilted means from the mean, in standard deviations."""
 
 _DIRECT = 1 << 22
 """Largest product of window widths for direct convolution. It adds only positive terms, so its relative error is tiny."""
@@ -139,20 +139,22 @@ def _convolve_by_tilting(parts: Sequence[Binomial]) -> tuple[int, Array]:
     low, logs = _convolve_by_transform(parts)
     center, deviation = sum(part.mean for part in parts), _standard_deviation(parts)
     largest_value = sum(part.count for part in parts)
-    left, right = (min(max(round(center + side * _ANCHORS[0] * deviation), 0), largest_value) for side in (-1, 1))
+    # ``joined`` are the log probabilities of the values from ``left`` on: first the piece around the mean, then two more on each side.
+    left, right = (min(max(round(center + side * _PIECE_HALF_WIDTH * deviation), 0), largest_value) for side in (-1, 1))
     joined = logs[left - low : right - low + 1]
-    # Each side gets two pieces. A piece begins at ``border`` and is tilted to have its mean at ``anchor``, in standard deviations.
     for side in (-1, 1):
-        for border, anchor in ((_ANCHORS[0], _ANCHORS[1]), (_ANCHORS[2], _ANCHORS[3])):
-            tilted_mean, meeting_value = center + side * anchor * deviation, round(center + side * border * deviation)
+        for distance in _TILTED_MEANS:
+            tilted_mean = center + side * distance * deviation
             if not 0.5 < tilted_mean < largest_value - 0.5:
                 break  # the sum has no values so far out on this side
             tilted = _tilted_to(parts, tilted_mean)
             low, logs = _convolve_by_transform(tilted)
-            theta = tilted[0].log_odds - parts[0].log_odds
-            end = round(tilted_mean + side * (_ANCHORS[1] - _ANCHORS[0]) * deviation)
+            # The piece reaches from the value where it meets its neighbour to ``end``, if the transform has these values.
+            meeting_value = round(center + side * (distance - _PIECE_HALF_WIDTH) * deviation)
+            end = round(tilted_mean + side * _PIECE_HALF_WIDTH * deviation)
             first, last = max(low, min(meeting_value, end)), min(low + logs.size - 1, max(meeting_value, end))
-            piece = logs[first - low : last - low + 1] - theta * (np.arange(first, last + 1) - meeting_value)  # without the tilt
+            theta = tilted[0].log_odds - parts[0].log_odds  # the tilt, which is undone up to a constant: shifting the piece removes that
+            piece = logs[first - low : last - low + 1] - theta * (np.arange(first, last + 1) - meeting_value)
             if side < 0:
                 joined = np.concatenate([(piece - piece[-1] + joined[0])[:-1], joined])
                 left = first

@@ -202,11 +202,12 @@ class Hidden:
 def blanket_epsilon(kinds: Sequence[Hidden], delta: float) -> float:
     """Return an upper bound of epsilon at ``delta`` for all these records of one client. It holds for adaptive inputs.
 
+    It is never above the bound without a shuffler, which is returned if the records cannot be computed by blankets.
     One core takes seconds for each kind of record. Many cohort sizes are rounded down to a few, which is safe: fewer clients hide less.
     """
     kinds = _merged(kinds)
-    parts = [(*kind.record.epsilon_and_count, kind.records) for kind in kinds]
-    local = sum_of_reports_epsilon([(epsilon0, count * records) for epsilon0, count, records in parts], delta)
+    reports_of_a_record = [(*kind.record.epsilon_and_count, kind.records) for kind in kinds]
+    local = sum_of_reports_epsilon([(epsilon0, count * records) for epsilon0, count, records in reports_of_a_record], delta)
     if not kinds or delta <= 0 or len(kinds) > MAX_KINDS or not all(kind.record.is_countable for kind in kinds):
         return local
     curves = [PrivacyCurve(_delta_curve(kind), kind.record.epsilon0, kind.records, 4 * _ROUNDING) for kind in kinds]
@@ -240,6 +241,7 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
     mean_size = clients * share * abs(float(np.dot(chances, values)))
     if mean_size > _FAR * spread:  # else the far side of the sum, which is below 0, would wrap around to where it counts
         reach += mean_size
+    # This many points make some 16 steps of the root mean square of one term, since ``spread`` is sqrt(clients) times that.
     size = int(min(MAX_LATTICE, max(MIN_LATTICE, 2 ** ceil(log2(32 * _SPREADS * sqrt(clients))))))
     step = 2 * reach / size
     below = np.floor(values / step)

@@ -56,11 +56,11 @@ def clone_log_moment(epsilon0: float, clients: int, order: float, clone_share: f
     takes milliseconds for any number of clients.
     """
     clones = _fewest_clones(clients, clone_share) if epsilon0 <= _HIDES_NOTHING else 0
-    _, logs = Binomial(clones, 0.0).log_pmf()
-    with_report, without = np.append(-np.inf, logs), np.append(logs, -np.inf)
+    # A is the number of clones that look like the target's first report, and D, the target itself, is 1 with probability p1 or p0.
+    _, logs = Binomial(clones, 0.0).log_pmf()  # of A: a clone looks like either report with probability 1/2
+    with_report, without = np.append(-np.inf, logs), np.append(logs, -np.inf)  # of A + D if D is 1, and if D is 0
     log_p1, log_p0 = log_sigmoid(epsilon0), log_sigmoid(-epsilon0)
-    # Log probabilities of A + D for the target's two inputs: A is the number of clones that look like the target's first report, and D,
-    # the target itself, is 1 with probability p1 or p0.
+    # Log probabilities of A + D for the target's two inputs.
     first, second = (
         np.logaddexp(log_with + with_report, log_without + without) for log_with, log_without in ((log_p1, log_p0), (log_p0, log_p1))
     )
@@ -98,14 +98,14 @@ def clone_epsilon(epsilon0: float, clients: int, delta: float, clone_share: floa
     """
     if epsilon0 > _HIDES_NOTHING:
         return composed_epsilon(epsilon0, 1, delta)
+    if delta <= 0:
+        return epsilon0
     counts, weights = _clone_counts(clients, clone_share)
 
     def excess(epsilon: float) -> float:
         """Return delta at this epsilon, less the given ``delta``."""
         return float(_deltas(epsilon0, np.array([float(epsilon)]), counts, weights)[0]) - delta
 
-    if delta <= 0:
-        return epsilon0
     at_zero = excess(0.0)
     if at_zero <= -_ROUNDED:
         return 0.0
@@ -120,10 +120,12 @@ def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: fl
     probability that another client's report is a clone.
     """
     local = composed_epsilon(epsilon0, rounds, delta)
-    if epsilon0 > _HIDES_NOTHING:
+    if rounds == 0 or epsilon0 > _HIDES_NOTHING:
         return local
-    if rounds <= 1 or delta <= 0:
-        return min(local, clone_epsilon(epsilon0, clients, delta, clone_share)) if rounds == 1 else local
+    if rounds == 1:
+        return min(local, clone_epsilon(epsilon0, clients, delta, clone_share))
+    if delta <= 0:
+        return local
     # The grid of epsilons ends where all rounds together have a ten-thousandth of the given delta: a longer grid would gain nothing.
     negligible_epsilon = clone_epsilon(epsilon0, clients, 1e-4 * delta / rounds, clone_share)
     if negligible_epsilon == 0:  # no grid has the step 0; the local bound always holds
@@ -172,8 +174,9 @@ def _deltas(epsilon0: float, epsilons: Array, counts: Array, weights: Array) -> 
             continue
         # The likelihood ratio of a count a rises with a / (C - a + 1). It exceeds e^epsilon where that fraction exceeds ``border``.
         border = (exp(epsilon) * p1 - p0) / largest_delta
-        first = np.minimum(np.floor(border * (counts + 1) / (1 + border)), counts) + 1  # counts + 1: all coins, and the report
-        gain = largest_delta * binom.sf(first - 2, counts, 0.5)
-        loss = (exp(epsilon) * p1 - p0) * binom.sf(first - 1, counts, 0.5)
+        smallest_a = np.minimum(np.floor(border * (counts + 1) / (1 + border)), counts) + 1  # counts + 1: all clones, and the report
+        # The target adds 1 to the count, or 0: the tails are P(A >= smallest_a - 1) and P(A >= smallest_a).
+        gain = largest_delta * binom.sf(smallest_a - 2, counts, 0.5)
+        loss = (exp(epsilon) * p1 - p0) * binom.sf(smallest_a - 1, counts, 0.5)
         deltas[index] = float(np.dot(weights, np.maximum(gain - loss, 0.0)))
     return deltas

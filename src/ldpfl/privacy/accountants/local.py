@@ -129,7 +129,7 @@ class RenyiAccountant(LocalAccountant):
     kinds: ClassVar[frozenset[type]] = PureAccountant.kinds | GaussianAccountant.kinds
 
     def epsilon(self, delta: float) -> float:
-        """Return an epsilon at ``delta``. Infinite at delta 0, since Gaussian noise has no pure epsilon."""
+        """Return an epsilon at ``delta``. Infinite at delta 0, since Gaussian noise has no pure epsilon, and for an infinite mu."""
         reports, mu = self.pure, self.mu
         if delta <= 0 or mu == inf:
             return inf
@@ -140,7 +140,7 @@ class RenyiAccountant(LocalAccountant):
         def total(order: Array) -> Array:
             """Return log E[e^(order * loss)] of all reports and all noise together."""
             pure = np.sum([number * log_moment(epsilon, order) for epsilon, number in reports], axis=0)
-            return np.asarray(pure + order * (order + 1) * mu**2 / 2)
+            return np.asarray(pure + order * (order + 1) * mu**2 / 2)  # a loss of variance mu^2 and mean mu^2 / 2
 
         return min(basic, epsilon_from_log_moment(total, delta))
 

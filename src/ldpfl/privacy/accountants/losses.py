@@ -157,7 +157,7 @@ class PrivacyCurve:
 
 
 def composed_curves(curves: Sequence[PrivacyCurve], delta: float, points: int = 1024) -> float:
-    """Return an upper bound of epsilon at ``delta`` for all releases together, also adaptive ones; infinite if it takes too long.
+    """Return an upper bound of epsilon at ``delta`` for all releases together, also adaptive ones; infinite if none is found.
 
     Each curve is evaluated at ``points`` losses, up to one that is exceeded with negligible probability. The privacy loss distributions of
     the dominating pairs are then convolved.
@@ -196,14 +196,17 @@ def _single_epsilon(curve: PrivacyCurve, delta: float) -> float:
 
 
 def _epsilon_at_delta(curve: PrivacyCurve, delta: float, precision: float) -> float:
-    """Return the epsilon at which the curve falls to ``delta``, up to the relative ``precision``; at most the curve's limit."""
+    """Return the epsilon at which the curve falls to ``delta``, too large or too small by the relative ``precision`` at most.
+
+    If the curve does not fall so far, return its limit. That epsilon holds at every delta, since no loss is larger.
+    """
     if curve.at(0.0) <= delta:
         return 0.0
     high = min(curve.limit, 1e-6)
     while high < curve.limit and curve.at(high) > delta:
         high = min(curve.limit, 4 * high)
     if curve.at(high) > delta:
-        return high
+        return curve.limit
     return float(optimize.brentq(lambda epsilon: curve.at(epsilon) - delta, 0.0, high, xtol=precision * high, rtol=precision))
 
 
@@ -293,9 +296,9 @@ def connect_the_dots(losses: Array, masses: Array, step: float, first: int, size
     if position.max(initial=0.0) > size - 1 + 1e-9:
         raise ValueError("a loss lies above the grid: moving it down would not be safe")
     below = np.minimum(position.astype(np.int64), size - 2)
-    share = np.clip(np.expm1(-(position - below) * step) / np.expm1(-step), 0.0, 1.0)
-    grid: Array = np.bincount(below, weights=masses * (1 - share), minlength=size).astype(np.float64)
-    return grid + np.bincount(below + 1, weights=masses * share, minlength=size)
+    upper_share = np.clip(np.expm1(-(position - below) * step) / np.expm1(-step), 0.0, 1.0)  # keeps the mean of e^-loss
+    grid: Array = np.bincount(below, weights=masses * (1 - upper_share), minlength=size).astype(np.float64)
+    return grid + np.bincount(below + 1, weights=masses * upper_share, minlength=size)
 
 
 def from_curve(deltas: Array, step: float) -> GridLosses:
@@ -308,6 +311,7 @@ def from_curve(deltas: Array, step: float) -> GridLosses:
     # A NaN is replaced by 1, which always holds.
     curve = _convex_hull(np.minimum(np.minimum.accumulate(np.nan_to_num(deltas, nan=1.0, posinf=1.0)), 1.0), step)
     fall = np.append(curve[:-1] - curve[1:], 0.0)  # fall[i] between i and i + 1
+    # With s = ``step``, fall[i] = (1 - e^-s) (m[i+1] + m[i+2] e^-s + ...), where m[i] is the mass at i. Solved for m[i]:
     positive = np.maximum((fall[:-1] - exp(-step) * fall[1:]) / -np.expm1(-step), 0.0)  # mass at i = 1..n-1
     negative = positive * np.exp(-step * np.arange(1, positive.size + 1))
     infinite = float(curve[-1])

@@ -132,7 +132,10 @@ def sum_of_reports_epsilon(reports: Sequence[tuple[float, int]], delta: float) -
 
 
 def _convolved_epsilon(groups: tuple[tuple[float, int], ...], delta: float) -> float:
-    """Return an upper bound of epsilon at ``delta`` of all reports, given as (epsilon, number) ``groups``, by the sum of their losses."""
+    """Return an upper bound of epsilon at ``delta`` of all reports, given as (epsilon, number) ``groups``, by the sum of their losses.
+
+    Return infinity if ``delta`` is smaller than the probabilities that are left out.
+    """
     inside = delta - len(groups) * TAIL
     if inside <= 0:
         return inf

@@ -134,7 +134,7 @@ class ShuffledLosses:
         return mean, variance, third
 
     def _tilted(self, order: Array) -> tuple[Array, Array, Array]:
-        """Return the result of :meth:`tilted` for so few orders that the arrays stay small."""
+        """Return (means, variances, bounds of third absolute moments) as :meth:`tilted`, for so few orders that the arrays stay small."""
         weights = np.exp(order[:, None] * (self.losses - self.half * self.step))  # relative to the largest loss, against overflow
         summed_weights = weights * self.masses.sum(axis=0)
         pivot = (summed_weights @ self.losses / summed_weights.sum(axis=1))[:, None]
@@ -145,9 +145,11 @@ class ShuffledLosses:
         raw = (np.concatenate(powers) @ self.masses.T).reshape(5, order.size, -1)  # moments 0 to 4 around the pivot, not normalised
         with np.errstate(invalid="ignore"):  # a row whose weights vanish gives NaN; no bound is derived from it
             m1, m2, m3, m4 = raw[1:] / raw[0]
+        # Central moments, from those around the pivot.
         variance = np.maximum(m2 - m1**2, 0.0)
         fourth = np.maximum(m4 - 4 * m1 * m3 + 6 * m1**2 * m2 - 3 * m1**4, variance**2)
-        return pivot + m1, variance, np.sqrt(variance) * np.sqrt(fourth)  # two roots: the product under one root may underflow to 0
+        third_bound = np.sqrt(variance) * np.sqrt(fourth)  # two roots: the product under one root may underflow to 0
+        return pivot + m1, variance, third_bound
 
     @cached_property
     def dominating(self) -> GridLosses:

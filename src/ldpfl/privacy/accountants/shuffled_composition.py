@@ -97,13 +97,13 @@ def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[f
 @lru_cache(maxsize=32)  # a plan searches for a setting by its epsilon, and later asks for the same epsilon again
 def _certified_epsilon_of_merged(groups: tuple[ShuffledRounds, ...], delta: float) -> tuple[float, float]:
     """Return :func:`certified_epsilon` of ``groups`` that are merged already, cached: for fixed and for adaptive inputs."""
-    bounds = _Composition(groups, tuple(shuffled_losses(group.epsilon0, group.clients, _grid_half(group)) for group in groups))
-    remaining_delta = delta - bounds.outside
-    renyi, order = best_order(bounds.log_moment, remaining_delta)
-    fixed = epsilon_from_log_moment(bounds.log_moment, remaining_delta, bounds.sharp_factor, near=order) * _UP
+    composition = _Composition(groups, tuple(shuffled_losses(group.epsilon0, group.clients, _grid_half(group)) for group in groups))
+    remaining_delta = delta - composition.outside
+    renyi, order = best_order(composition.log_moment, remaining_delta)
+    fixed = epsilon_from_log_moment(composition.log_moment, remaining_delta, composition.sharp_factor, near=order) * _UP
     # The inputs of a single round are fixed before its first bit is drawn. So there the bound for fixed inputs holds adaptively, too.
-    round_by_round = fixed if bounds.is_one_round else bounds.round_by_round_epsilon(delta)
-    adaptive = min(_local_epsilon(groups, delta), renyi * _UP, bounds.convolved_epsilon(delta) * _UP, round_by_round)
+    round_by_round = fixed if composition.is_one_round else composition.round_by_round_epsilon(delta)
+    adaptive = min(_local_epsilon(groups, delta), renyi * _UP, composition.convolved_epsilon(delta) * _UP, round_by_round)
     return min(adaptive, fixed), adaptive
 
 
@@ -185,12 +185,12 @@ class _Composition:
         return composed.epsilon(delta) if composed is not None else inf
 
     def round_by_round_epsilon(self, delta: float) -> float:
-        """Return epsilon by :func:`round_curve` within each round, and by convolution over rounds; infinite if that takes too long."""
+        """Return epsilon by :func:`round_curve` within each round, and by convolution over rounds; infinite if none is found."""
         rounds = sum(group.rounds for group in self.groups)
         negligible_delta = 1e-4 * delta / rounds
         groups_and_losses = list(zip(self.groups, self.losses, strict=True))
         largest_epsilon = max(round_limit(bit_losses, group.reports, negligible_delta) for group, bit_losses in groups_and_losses)
-        if largest_epsilon == 0:
+        if largest_epsilon == 0:  # no grid has the step 0
             return inf
         step = largest_epsilon / _CURVE_POINTS
         epsilons = step * np.arange(_CURVE_POINTS + 1)
@@ -198,7 +198,7 @@ class _Composition:
         for group, bit_losses in groups_and_losses:
             curve = round_curve(bit_losses, group.reports, epsilons, negligible_delta)
             group_losses = from_curve(curve, step).composed(group.rounds, delta)
-            if group_losses is None:
+            if group_losses is None:  # the convolution would be too long or too inexact
                 return inf
             total = group_losses if total is None else total.followed_by(group_losses)
         return total.epsilon(delta) if total is not None else inf
@@ -286,12 +286,13 @@ def _attained_by_moments(losses: Sequence[ShuffledLosses], counts: Sequence[int]
         order = np.array([t])
         mean = variance = third = log_moment = 0.0
         for bit_losses, count in zip(losses, counts, strict=True):
-            first, second, absolute = (float(rows[0, 0]) for rows in bit_losses.tilted(order))
-            mean, variance, third = mean + count * first, variance + count * second, third + count * absolute
+            bit_mean, bit_variance, bit_third = (float(rows[0, 0]) for rows in bit_losses.tilted(order))
+            mean, variance, third = mean + count * bit_mean, variance + count * bit_variance, third + count * bit_third
             log_moment += count * float(bit_losses.log_moment(order)[0])
         if variance < 1e-200:
             return -inf, 0.0
         width = sqrt(variance / 2)
+        # E[e^(-a y); y > 0] is erfcx(a width) / 2 for normal y of mean 0. The normal expectation is the difference for a = t and t + 1.
         normal = (float(erfcx(t * width)) - float(erfcx((t + 1) * width))) / 2
         attained_factor = normal - 2 * float(np.exp(renyi_factor(order))[0]) * _BERRY_ESSEEN * third / variance**1.5
         return (log_moment - t * mean + log(attained_factor) - log(delta) if attained_factor > 0 else -inf), mean
