@@ -109,15 +109,16 @@ def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[s
     left_out = [name for name in names if name not in configured and identifier_kind(name)]
     names = [name for name in names if name not in left_out]
     # Where a client is set, the note suggests no column for it. At nodes, each node is a client, so any text serves.
-    note = identifier_note(left_out, person=config.person, client=config.client or (config.name if config.at_nodes else ""))
+    known_client = config.client or (config.name if config.at_nodes else "")
+    note = identifier_note(left_out, person=config.person, client=known_client) if left_out else ""
     if not names:
-        why = f" ({note})" if left_out else ""
+        why = f" ({note})" if note else ""
         raise DataError(
             f"the table has no input columns, only those of the target, the client and the person{why}: add columns to predict from"
         )
     possible_sites = [name for name in names if name not in configured]
     site_note = "" if config.client else note_on_possible_sites(possible_sites, at_nodes=config.at_nodes)
-    return names, tuple(filter(None, (note if left_out else "", site_note)))
+    return names, tuple(filter(None, (note, site_note)))
 
 
 def _kind(train: Table, name: str, config: DataConfig) -> Kind:
@@ -174,7 +175,7 @@ def check_exact_names(table: Table, name: str, setting: str) -> None:
     message names ``setting``, which names the column.
     """
     column = table.columns[name]
-    if name in table.rounded:
+    if name in table.rounded:  # the reader of the table marked the cells
         rounded = np.flatnonzero(table.rounded[name])
     elif column.dtype == np.float64 and name not in table.long_numbers:
         rounded = np.flatnonzero(np.abs(column) >= MAX_EXACT)  # 2^53 + 1 is rounded to 2^53
@@ -261,7 +262,7 @@ def read_features(table: Table, config: DataConfig) -> Features:
     parts: list[NDArray[np.float32]] = []
     unscaled: list[Unscaled] = []
     columns_by_kind: dict[str, list[str]] = {}
-    width = 0
+    place = 0  # of the next input
     for name in config.columns:
         if name not in table.columns:
             similar = nearest(name, set(table.columns).difference(config.columns))
@@ -274,11 +275,11 @@ def read_features(table: Table, config: DataConfig) -> Features:
             bounds = public_bounds(config, name)
             kind = "dates" if name in config.dates else "numbers"
             kind += "" if bounds is None else ", by data.bounds"
-            unscaled.append(Unscaled(name, width, bounds))
+            unscaled.append(Unscaled(name, place, bounds))
             part = _number_columns(table, name, config)
         parts.append(part)
         columns_by_kind.setdefault(kind, []).append(name)
-        width += part.shape[1]
+        place += part.shape[1]
     listed = "; ".join(f"{kind}: {listed_names(names)}" for kind, names in sorted(columns_by_kind.items()))
     # A kind such as "numbers, by data.bounds" follows the rule of "numbers".
     rules = [rule for kind, rule in _READING_RULES.items() if any(present.startswith(kind) for present in columns_by_kind)]

@@ -109,7 +109,7 @@ class Encoder(BaseModel):
             values = inputs[:, place].double()
             values = values[~values.isnan()]
             if knots is not None and len(values):
-                least, largest = knots[0][0], knots[0][-1]
+                (least, *_, largest), _ = knots
                 if ((values < least) | (values > largest)).double().mean() >= _MUCH_BEYOND:
                     beyond.append(name)
         return beyond

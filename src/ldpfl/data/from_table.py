@@ -57,8 +57,8 @@ def dataset_from_table(name: str, table: Table, test: Table | None, config: Data
     is_test = np.zeros(len(table), dtype=bool) if test is not None else choose_test_rows(len(table), persons)
     encoded_targets, output_count, notes, classes = read_targets(tables, config, targets)
     unscaled: tuple[Unscaled, ...] = ()
-    resolved = config  # and, unless the inputs are texts, with the kind of each input column
     if config.text:
+        resolved = config  # texts have no input columns whose kinds are to be found
         inputs: list[Inputs] = [read_texts(rows, config, targets) for rows in tables]
         if targets == "tokens" and config.tokenizer:  # the targets above are bytes
             encoded_targets = [next_token_targets(tokens) for tokens in inputs]
@@ -71,10 +71,11 @@ def dataset_from_table(name: str, table: Table, test: Table | None, config: Data
         notes = (features[0].note, *left_out_notes, *notes)
     if table.index:
         notes = (*notes, f"the data frame's index ({', '.join(table.index)}) is not used: to name persons or clients by it, reset_index()")
-    parts = [Samples(*pair) for pair in zip(inputs, encoded_targets, strict=True)]
+    samples = [Samples(*inputs_and_targets) for inputs_and_targets in zip(inputs, encoded_targets, strict=True)]
     if test is None:
-        parts = [parts[0].take(torch.from_numpy(~is_test)), parts[0].take(torch.from_numpy(is_test))]
-    train_samples, test_samples = parts
+        (of_table,) = samples
+        samples = [of_table.take(torch.from_numpy(~is_test)), of_table.take(torch.from_numpy(is_test))]
+    train_samples, test_samples = samples
     digest = hashlib.sha256("".join([*(rows.digest for rows in tables), config.model_dump_json()]).encode()).hexdigest()[:16]
     owners = _clients(tables, config, is_test).with_persons(persons, is_test)
     return Dataset(
@@ -94,7 +95,7 @@ def dataset_from_table(name: str, table: Table, test: Table | None, config: Data
 
 
 def choose_test_rows(count: int, persons: Sequence[Names] | None) -> NDArray[np.bool_]:
-    """Return a mask (count,) of the test rows, chosen by position or by the names of ``persons``.
+    """Return a mask (count,) of the test rows, chosen by position, or by the names that the first array of ``persons`` gives the rows.
 
     Raises:
         DataError: there would be no training rows or no test rows.

@@ -126,7 +126,8 @@ def _load_bundled() -> Dataset:
     fingerprint = hashlib.sha256(pixels.numpy().tobytes() + images.targets.numpy().tobytes()).hexdigest()[:16]
     # The digits come sorted by class, 500 each: every fifth one is a stratified test set.
     is_test = torch.arange(len(images)) % 5 == 4
-    return Dataset(_BUNDLED, images.take(~is_test), images.take(is_test), 10, *_MNIST, fingerprint)
+    mean, std = _MNIST
+    return Dataset(_BUNDLED, images.take(~is_test), images.take(is_test), outputs=10, mean=mean, std=std, fingerprint=fingerprint)
 
 
 def _from_folder(name: str, source: _Source, data_dir: Path, warn: Warn, write_cache: bool) -> tuple[Samples, Samples, str]:

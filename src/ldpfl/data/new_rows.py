@@ -53,7 +53,8 @@ def predict_rows(
         if (name := printable(id_column)) in predictions:
             raise ConfigError(f"id_column (--id) is {id_column!r}, the target that the model predicts: name a column that identifies rows")
         predictions.insert(0, name, np.array([printable(identifier) for identifier in identifiers], dtype=object))
-    predictions = predictions if isinstance(rows, str | Path) else predictions.set_axis(rows.index)
+    if not isinstance(rows, str | Path):
+        predictions = predictions.set_axis(rows.index)
     if isinstance(inputs, Tensor) and (beyond := encoder.columns_beyond_knots(inputs)):
         predictions.attrs["notes"] = [_NOTE_ON_UNITS.format(name=name) for name in beyond]
     return predictions

@@ -219,6 +219,7 @@ def _shares_with_isolation(
         case "dirichlet":
 
             def proportions_of(label: int) -> NDArray[np.float64]:
+                """Draw each client's proportion of the samples of ``label``; it is 0 for client 0 and the private label."""
                 if label != isolated.label:
                     return _dirichlet(generator, alpha, clients)
                 return np.concatenate([[0.0], _dirichlet(generator, isolated.alpha, clients - 1)])

@@ -172,10 +172,11 @@ class Persons:
         has_target = np.ones(named_rows.size, dtype=bool) if answered is None else answered[named_rows]
         targets_by_person = np.bincount(numbers[has_target], minlength=int(numbers.max()) + 1)
         counting = np.flatnonzero(has_target | (targets_by_person[numbers] == 0))  # indices into named_rows
-        rows = named_rows[counting[np.argsort(numbers[counting], kind="stable")]]
+        rows = named_rows[counting[np.argsort(numbers[counting], kind="stable")]]  # person by person
         counts = np.bincount(numbers[counting])
         first = np.cumsum(counts) - counts
-        return cls(rows, first, counts, uniform_by_name((names[row] for row in rows[first].tolist()), "lane"), most)
+        lanes = uniform_by_name((names[row] for row in rows[first].tolist()), "lane")
+        return cls(rows, first, counts, lanes, most)
 
     def __len__(self) -> int:
         return len(self.counts)

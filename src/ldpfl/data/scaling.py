@@ -181,7 +181,9 @@ def _straight_line(knots: Knots) -> Knots | None:
 
     Only two quantiles decide on a line, so noise distorts it less. Equal steps of the column stay equal.
     """
-    low, middle, high = np.interp(np.array([-_SHOULDER, 0.0, _SHOULDER]), knots[1], knots[0])
+    values, deviates = knots
+    low, middle, high = np.interp(np.array([-_SHOULDER, 0.0, _SHOULDER]), deviates, values)
+    # The line goes through (low, -_SHOULDER) and (high, _SHOULDER), and ends at the deviates -_FARTHEST and _FARTHEST.
     center, reach = (high + low) / 2, (high - low) / 2 * _FARTHEST / _SHOULDER
     if not (isfinite(reach) and abs(center - middle) < _SKEWED * (high - low) / 2):
         return None
@@ -194,11 +196,12 @@ def is_scale_unreliable(histograms: Sequence[Histogram], knots: Knots) -> bool:
     It is unreliable if the ``histograms`` hold hardly more rows than noise, or do not show enough variance. Each histogram gives a lower
     bound on the variance, and the best bound counts. The two values of a 0/1 column, for example, lie in different bins of one histogram.
     """
-    rows = np.maximum(histograms[-1].counts, 0.0).sum()
-    noise = histograms[-1].noise
-    if noise == 0:  # exact counts give a reliable scale
+    last = histograms[-1]
+    if last.noise == 0:  # exact counts give a reliable scale
         return False
-    return bool(rows < _MIN_COLUMN_SIGNAL * noise) or max(_least_variance(histogram, knots) for histogram in histograms) < _MIN_VARIANCE
+    rows = np.maximum(last.counts, 0.0).sum()
+    is_mostly_noise = bool(rows < _MIN_COLUMN_SIGNAL * last.noise)
+    return is_mostly_noise or max(_least_variance(histogram, knots) for histogram in histograms) < _MIN_VARIANCE
 
 
 def has_too_few_rows(histograms: Sequence[Histogram]) -> bool:
@@ -291,17 +294,17 @@ def target_scale_from_histogram(
         remedy: end of the message if noise hides the target.
 
     Raises:
-        DataError: noise hides the target, and it has no bounds.
+        DataError: the target has no bounds, and noise hides it or all its values are equal.
     """
     center, spread = (np.nan, np.nan) if histogram is None else center_and_spread(histogram, whole=targets == "count")
     if not spread > 0 and bounds is not None:
         return target_scale_from_bounds(targets, bounds, reach=_REACH)
-    if not (isfinite(center) and spread > 0):
-        if isfinite(center):
-            raise DataError(f"all targets were measured to be {center:.6g}, expected targets that vary: name another column in data.target")
+    if not isfinite(center):
         raise DataError(
             f"the noise was too large to measure the target's range: set data.bounds for it, add rows, or raise epsilon{remedy}"
         )
+    if not spread > 0:
+        raise DataError(f"all targets were measured to be {center:.6g}, expected targets that vary: name another column in data.target")
     if targets != "count":
         return TargetScale(center, spread), 1.0
     spread = max(spread, center / _MAX_MEAN)  # with a smaller spread, all counts would be clipped far below their mean
@@ -336,9 +339,10 @@ def target_scale_from_bounds(targets: Targets, bounds: tuple[float, float], reac
     ``reach`` limits scaled targets, see :class:`TargetScale`. The mean and the spread of a count are assumed to be a quarter of its upper
     bound. The upper bound is then 4 on the scale, so scaled counts are never clipped below 4.
     """
+    low, high = bounds
     if targets == "count":
-        return TargetScale(center=0.0, spread=bounds[1] / 4, reach=max(reach, 4.0)), 1.0
-    return TargetScale((bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2, reach=reach), 1.0
+        return TargetScale(center=0.0, spread=high / 4, reach=max(reach, 4.0)), 1.0
+    return TargetScale((low + high) / 2, (high - low) / 2, reach=reach), 1.0
 
 
 def cuts_from_histogram(
@@ -444,7 +448,8 @@ def scaled_by_bounds(dataset: Dataset) -> Dataset:
         return apply_scale(dataset, knots, TargetScale(cuts=tuple(cuts_from_settings(dataset, target_bounds))), ())
     if target_bounds is None:
         return apply_scale(dataset, knots, target=None, shares=())
-    return apply_scale(dataset, knots, target_scale_from_bounds(target_kind(dataset), target_bounds, reach=1.0)[0], ())
+    target_scale, _ = target_scale_from_bounds(target_kind(dataset), target_bounds, reach=1.0)
+    return apply_scale(dataset, knots, target_scale, shares=())
 
 
 def target_kind(dataset: Dataset) -> Targets:

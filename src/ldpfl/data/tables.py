@@ -295,18 +295,9 @@ def _read_csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Ta
     """Read a CSV file, whose first line decides the delimiter. Strict if ``only`` is None, else what cannot be read counts as missing."""
     try:
         data = path.read_bytes()
-        text = data.decode("utf-8-sig", errors="strict" if only is None else "replace")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "cp1252"
-        raise DataError(
-            f"{path}, line {line}: not UTF-8 text; save the file as UTF-8 (in Excel: CSV UTF-8), or read it with pandas, such as "
-            f'pandas.read_csv(path, encoding="{encoding}", sep=None, engine="python"), and pass the frame to ldpfl.run'
-        ) from None
-    if "\0" in text and only is None:
-        raise DataError(f"{path} is not a CSV file, because it contains zero bytes: save the table as CSV (UTF-8)")
+    text = _decode_csv(path, data, strict=only is None)
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a cell may be as long as the file
     first_line = text.lstrip("\r\n").partition("\n")[0].partition("\r")[0]  # lines of old systems end in a carriage return alone
     stated = _STATED_DELIMITER.fullmatch(first_line)
@@ -322,6 +313,22 @@ def _read_csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Ta
         columns = {name: _with_decimal_points(column, always=only is not None) for name, column in columns.items()}
     where = partial(_line_place, path, np.array(lines, dtype=np.int64))
     return Table(columns, where, hashlib.sha256(data).hexdigest(), names_shown=names_shown, unclear=unclear)
+
+
+def _decode_csv(path: Path, data: bytes, *, strict: bool) -> str:
+    """Return the text of a CSV file. If it is not ``strict``, each byte that is no UTF-8 is replaced by a mark, and is no error."""
+    try:
+        text = data.decode("utf-8-sig", errors="strict" if strict else "replace")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "cp1252"
+        raise DataError(
+            f"{path}, line {line}: not UTF-8 text; save the file as UTF-8 (in Excel: CSV UTF-8), or read it with pandas, such as "
+            f'pandas.read_csv(path, encoding="{encoding}", sep=None, engine="python"), and pass the frame to ldpfl.run'
+        ) from None
+    if "\0" in text and strict:
+        raise DataError(f"{path} is not a CSV file, because it contains zero bytes: save the table as CSV (UTF-8)")
+    return text
 
 
 def _with_decimal_points(column: Column, *, always: bool) -> Column:

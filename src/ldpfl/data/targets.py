@@ -115,7 +115,7 @@ def _survival_targets(tables: Sequence[Table], names: Sequence[str], config: Dat
                 f"data.target names {time!r} as the time, but it holds only 0 and 1, and {event!r} as the event, but it holds others: "
                 f"name the time first, {_list_advice(event, time)}"
             )
-    values = [torch.stack([_count_targets(table, names[0]), _label_targets(table, names[1])], dim=1) for table in tables]
+    values = [torch.stack([_count_targets(table, time), _label_targets(table, event)], dim=1) for table in tables]
     return ReadTargets(values, len(config.cut_points) or INTERVALS)
 
 

@@ -63,8 +63,8 @@ def _load_files(config_json: str, targets: Targets, paths: tuple[Path, ...], fil
     config = DataConfig.model_validate_json(config_json)
     if holds_images(paths[0]):
         return _as_dataset(fetch_data(config), config, targets)
-    tables = [read_table(path) for path in paths]
-    return _dataset_of_tables(paths[0].stem, tables[0], tables[1] if len(tables) > 1 else None, config, targets)
+    train, *test = (read_table(path) for path in paths)
+    return _dataset_of_tables(paths[0].stem, train, test[0] if test else None, config, targets)
 
 
 def _file_states(path: Path) -> object:
@@ -117,18 +117,26 @@ def _as_dataset(data: object, config: DataConfig, targets: Targets) -> Dataset:
     if isinstance(data, Sequence) and not isinstance(data, str | bytes) and len(data) == 2:
         given_inputs, given_targets = data
         _check_unused(config, "a pair of inputs and targets", unused_settings)
-        inputs: Inputs
-        if isinstance(given_inputs, Mapping):
-            inputs = {name: _number_tensor(part, "inputs") for name, part in given_inputs.items()}
-        else:
-            inputs = _number_tensor(given_inputs, "inputs")
-        if given_targets is None and targets == "tokens":
-            return _dataset_of_tensors(inputs, next_token_targets(inputs), targets)
-        return _dataset_of_tensors(inputs, _number_tensor(given_targets, "targets"), targets)
+        return _dataset_of_arrays(given_inputs, given_targets, targets)
     raise ConfigError(
         f"data are {_kind_of(data)}, which cannot be used: give a file, a folder, a pandas data frame, a pair (inputs, targets), "
         f"a PyTorch data set of such pairs, or an ldpfl.data.Dataset{_conversion_hint(data)}"
     )
+
+
+def _dataset_of_arrays(given_inputs: object, given_targets: object, targets: Targets) -> Dataset:
+    """Return the data set of inputs and targets, each an array or a tensor.
+
+    Inputs may be a dict of several. A language model may have None for targets: then they are each text's next tokens.
+    """
+    inputs: Inputs
+    if isinstance(given_inputs, Mapping):
+        inputs = {name: _number_tensor(part, "inputs") for name, part in given_inputs.items()}
+    else:
+        inputs = _number_tensor(given_inputs, "inputs")
+    is_text = given_targets is None and targets == "tokens"
+    target_values = next_token_targets(inputs) if is_text else _number_tensor(given_targets, "targets")
+    return _dataset_of_tensors(inputs, target_values, targets)
 
 
 def _dataset_of_tables(name: str, train: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
@@ -247,15 +255,16 @@ def _dataset_of_images(pictures: Pictures, config: DataConfig) -> Dataset:
             f"the description of the images has columns that are not used ({columns}): if one names an image's person, who may have "
             "several images, give it with --person (data.person); if one names the client, with --client (data.client)"
         )
-    parts = list(pictures.parts)
-    train = parts[0]
-    is_test = np.zeros(len(train), dtype=bool)  # none of these images, if there is a second part for the test
-    if len(parts) == 1:
-        if pictures.identities is not None:
-            is_test = held_out_by_file_name(pictures.identities)
-        else:
-            is_test = held_out(len(train), TEST_SHARE) if pictures.persons is None else choose_test_rows(len(train), pictures.persons)
-        parts = [train.take(torch.from_numpy(~is_test)), train.take(torch.from_numpy(is_test))]
+    train, *test = pictures.parts
+    if test:
+        is_test = np.zeros(len(train), dtype=bool)
+    elif pictures.identities is not None:
+        is_test = held_out_by_file_name(pictures.identities)
+    elif pictures.persons is not None:
+        is_test = choose_test_rows(len(train), pictures.persons)
+    else:
+        is_test = held_out(len(train), TEST_SHARE)
+    parts = [train, *test] if test else [train.take(torch.from_numpy(~is_test)), train.take(torch.from_numpy(is_test))]
     outputs = len(pictures.classes) or None  # None: the classes have no names, so the targets decide
     dataset = replace(_dataset_of_splits(name, parts, tuple(notes), outputs=outputs), classes=pictures.classes)
     owners = Owners() if pictures.owners is None else _owners_of_images(pictures.owners, is_test)
@@ -336,6 +345,20 @@ def _dataset_of_tensors(inputs: Inputs, target_values: Tensor, targets: Targets)
     inputs, target_values = map_tensors(_with_sample_dtype, inputs), target_values.detach()
     has_tokens = any(part.dtype == torch.int64 for part in tensors_by_name(inputs).values())
     notes = (_COUNT_NOTE,) if targets in ("class", "tokens") or has_tokens else ()
+    target_values = _valid_targets(target_values, targets)
+    if any(part.dtype == torch.int64 and part.numel() and int(part.min()) < 0 for part in tensors_by_name(inputs).values()):
+        raise DataError(
+            "some inputs are below 0, but inputs of whole numbers count as tokens, from 0 on: convert inputs that are no tokens to float"
+        )
+    return _dataset_of_splits(GIVEN, [Samples(inputs, target_values)], notes, targets)
+
+
+def _valid_targets(target_values: Tensor, targets: Targets) -> Tensor:
+    """Return ``target_values`` (N, ...) as int64 for classes and tokens, else as float32.
+
+    Raises:
+        DataError: a value is not finite, or does not fit the kind of ``targets``.
+    """
     if not bool(target_values.isfinite().all()):
         raise DataError("targets contain NaN or infinity: leave such samples out")
     if targets == "class" and target_values.dim() != 1:
@@ -361,11 +384,7 @@ def _dataset_of_tensors(inputs: Inputs, target_values: Tensor, targets: Targets)
         raise DataError("some targets are not 0 or 1, as each label of the task 'multilabel' must be: correct them")
     if targets == "count" and bool((target_values < 0).any()):
         raise DataError("some targets are below 0, but counts must be 0 or more: correct them")
-    if any(part.dtype == torch.int64 and part.numel() and int(part.min()) < 0 for part in tensors_by_name(inputs).values()):
-        raise DataError(
-            "some inputs are below 0, but inputs of whole numbers count as tokens, from 0 on: convert inputs that are no tokens to float"
-        )
-    return _dataset_of_splits(GIVEN, [Samples(inputs, target_values)], notes, targets)
+    return target_values
 
 
 def _with_sample_dtype(inputs: Tensor) -> Tensor:
@@ -409,7 +428,7 @@ def _dataset_of_splits(
     test_inputs = tensors_by_name(test.inputs)
     tokens = {key: part for key, part in tensors_by_name(train.inputs).items() if part.dtype == torch.int64}
     vocabulary_sizes = {key: 1 + max(int(part.max()), int(test_inputs[key].max())) for key, part in tokens.items()}
-    vocabulary = vocabulary_sizes if isinstance(train.inputs, Mapping) else vocabulary_sizes.get("")
+    vocabulary = vocabulary_sizes if isinstance(train.inputs, Mapping) else vocabulary_sizes.get("")  # "" names a single tensor
     # One mean and one deviation for all channels, since images may differ in their number of channels.
     has_images = any(part.dtype == torch.uint8 for part in tensors_by_name(train.inputs).values())
     mean, std = ((_PIXEL_MEAN,), (_PIXEL_STD,)) if has_images else ((), ())

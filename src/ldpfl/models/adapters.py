@@ -61,11 +61,13 @@ def adapted(module: nn.Module, adapter: Adapter, targets: str, *, images: bool, 
     if not is_of_transformers(module):
         raise ConfigError(f"model.adapter = {adapter.kind!r} needs a model of the transformers library, got a {type(module).__name__}")
     with raising_config_error(f"adapter {adapter.kind!r} does not fit the model"), SeededDraws(seed), quietly():
-        return with_adapter(module, adapter, targets, images, ())
+        return with_adapter(module, adapter, targets, images, absent=())
 
 
 def with_adapter(module: nn.Module, adapter: Adapter, targets: str, images: bool, absent: Sequence[str]) -> nn.Module:
     """Return ``module`` with its ``adapter``, in training mode. Only parameters that are trained require gradients.
+
+    Without an adapter ("none") all are trained, and with "head" only the new layers. Any other adapter is trained beside the new layers.
 
     Args:
         targets, images: kind of the task's targets, and whether the samples are images.
@@ -89,7 +91,7 @@ def with_adapter(module: nn.Module, adapter: Adapter, targets: str, images: bool
     text_task = "CAUSAL_LM" if targets == "tokens" else "SEQ_CLS"
     config = _peft_config(adapter, None if images else text_task, trained_layers)
     adapted_module: nn.Module = import_library("peft").get_peft_model(module, config)
-    if adapter.kind == "prompt":  # the config above lists no further trained layers for a prompt
+    if adapter.kind == "prompt":  # the config of a prompt cannot list ``trained_layers``
         for name in trained_layers:
             part = adapted_module.get_submodule("base_model").get_submodule(name)
             if not hasattr(part, "original_module"):  # of a layer with this attribute, ``peft`` trains a copy
@@ -107,7 +109,7 @@ def _peft_config(adapter: Adapter, task: str | None, trained_layers: Sequence[st
     if adapter.kind == "ia3":
         # Where layers are named, ``peft`` also needs a list of those whose inputs are scaled. It is empty: outputs are scaled.
         return peft.IA3Config(feedforward_modules=None if changed_layers is None else [], **common)
-    return peft.PromptTuningConfig(num_virtual_tokens=adapter.tokens, task_type=task)
+    return peft.PromptTuningConfig(num_virtual_tokens=adapter.tokens, task_type=task)  # the caller unfreezes the trained layers
 
 
 def _check_modules(module: nn.Module, adapter: Adapter) -> None:
@@ -135,7 +137,7 @@ def save_adapter(module: nn.Module, folder: Path, base: str) -> None:
     with TemporaryDirectory() as scratch:
         save(scratch, save_embedding_layers=False)
         files = {path.name: path.read_bytes() for path in Path(scratch).iterdir() if path.name in ADAPTER_FILES}
-    config_file = ADAPTER_FILES[0]
+    config_file, _ = ADAPTER_FILES
     settings = json.loads(files[config_file]) | {"base_model_name_or_path": public_name(base).removeprefix(PRETRAINED)}
     files[config_file] = f"{json.dumps(settings, indent=1, sort_keys=True)}\n".encode()
     make_folder(folder)

@@ -99,7 +99,8 @@ def _fast_attention(
     if mask is not None:  # the kernel adds its mask to the weights
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
         mask = mask.expand(query.shape[0], mask.shape[1], query.shape[2], key.shape[2])
-    attended: Tensor = _Attention.apply(query, key, value, mask, is_causal, scale)[0]  # type: ignore[no-untyped-call]
+    attended: Tensor
+    attended, _ = _Attention.apply(query, key, value, mask, is_causal, scale)  # type: ignore[no-untyped-call]
     return attended
 
 

@@ -92,7 +92,7 @@ class ParameterLayout:
         """
         if set(parameters) != set(self.names):
             wrong = (("missing", set(self.names) - set(parameters)), ("unknown", set(parameters) - set(self.names)))
-            lists = [f"{what}: {', '.join(sorted(names))}" for what, names in wrong if names]
+            lists = [f"{fault}: {', '.join(sorted(names))}" for fault, names in wrong if names]
             raise PrivacyError(f"these are not the layers of this model ({'; '.join(lists)})")
         flat = []
         for name, shape in zip(self.names, self.shapes, strict=True):
@@ -140,7 +140,7 @@ def called_with(
     with nullcontext() if torch.compiler.is_compiling() else blind_to_values(module, parameters.values()):
         outputs = functional_call(module, values, arguments, dict(named or {}), tie_weights=False)
     parameters.update({name: values[name] for name in parameters.keys() & values.keys()})
-    return scores_in(outputs, *arguments[:1], **dict(named or {}))
+    return scores_in(outputs, *arguments[:1], **dict(named or {}))  # the tokens are the first argument, or have a name
 
 
 def answers_of(module: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Any:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from ldpfl.errors import ConfigError, first_line
@@ -62,11 +63,11 @@ def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
 
     Other problems remain, and :func:`ldpfl.models.layout.validate_module` reports them. A new part has its usual initial weights.
     """
-    if (replacement := _replacement(module)) is not None:
+    if (replacement := _replacement(module)) is not None:  # the whole module is one such part; its replacement is float32
         return replacement, (Change("", _description(module), _description(replacement)),)
     result = copied(module)
-    changes = [*_mend_parts(result, {})]
-    if any(parameter.is_floating_point() and parameter.dtype != parameter.float().dtype for parameter in result.parameters()):
+    changes = list(_mend_parts(result, replacements={}))  # changes ``result`` in place
+    if any(parameter.is_floating_point() and parameter.dtype != torch.float32 for parameter in result.parameters()):
         dtypes = sorted({str(parameter.dtype) for parameter in result.parameters()})
         changes.append(Change("", ", ".join(dtypes), "torch.float32"))
         result = result.float()
@@ -74,7 +75,10 @@ def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
 
 
 def _mend_parts(module: nn.Module, replacements: dict[nn.Module, nn.Module], prefix: str = "") -> Iterator[Change]:
-    """Replace parts of ``module`` while iterated, and yield the changes. ``replacements``, which is filled, keeps shared parts shared."""
+    """Replace parts of ``module`` in place while the result is iterated, and yield the changes.
+
+    ``replacements`` holds the new part of each part replaced so far, and is added to. With it a shared part stays shared.
+    """
     for name, child in list(module._modules.items()):  # a shared part under each of its names; named_children() has only the first
         if child is None:
             continue

@@ -146,7 +146,7 @@ def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progr
     is_own_code, outside = not is_cacheable(name), OutsideState.of(features)
     batch_size = 1 if is_own_code or dataset.persons is not None else _BATCH_SIZE
     total, done = len(dataset.train) + len(dataset.test), 0
-    what = f"features {name} ({'stored for later runs' if cache_file else 'computed in each run'})"
+    work = f"features {name} ({'stored for later runs' if cache_file else 'computed in each run'})"
     by_split: dict[str, Tensor] = {}
     for split in ("train", "test"):
         inputs = getattr(dataset, split).tensor
@@ -158,24 +158,34 @@ def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progr
             if cached is not None and cached.shape == part.shape:
                 part[:] = cached
                 done += len(part)
-                progress(what, done, total)
+                progress(work, done, total)
                 continue
             for start in range(0, len(part), batch_size):
                 samples = inputs[first + start : first + min(start + batch_size, len(part))]
                 if is_own_code:
-                    with outside.restored():
-                        batch = copy.deepcopy(features)(samples).half()
+                    batch = _own_code_features(features, samples, outside)
                 else:
-                    filling = samples.new_zeros(batch_size - len(samples), *samples.shape[1:])
-                    batch = features(torch.cat([samples, filling])).half()[: len(samples)]
+                    batch = _filled_up_features(features, samples, batch_size)
                 # A feature that is not finite becomes 0. If it were an error, the error would reveal that such a sample exists.
                 part[start : start + batch_size] = batch.where(torch.isfinite(batch), 0.0)
                 done += len(batch)
-                progress(what, done, total)
+                progress(work, done, total)
             if path and len(rows) > _PART_SIZE:  # a single part is cached as the whole, by the caller
                 write_cached(path, {"rows": part.clone()}, "features", _ignore_warning)
         by_split[split] = rows
     return by_split
+
+
+def _own_code_features(features: FeatureMap, sample: Tensor, outside: OutsideState) -> Tensor:
+    """Return the features of one ``sample`` (1, ...) float16 by a fresh copy of own code, and reset what its classes and functions keep."""
+    with outside.restored():
+        return copy.deepcopy(features)(sample).half()
+
+
+def _filled_up_features(features: FeatureMap, samples: Tensor, batch_size: int) -> Tensor:
+    """Return the features of ``samples`` (N, ...) float16, computed in a batch that zeros fill up to ``batch_size``."""
+    filling = samples.new_zeros(batch_size - len(samples), *samples.shape[1:])
+    return features(torch.cat([samples, filling])).half()[: len(samples)]
 
 
 def _ignore_warning(message: str) -> None:

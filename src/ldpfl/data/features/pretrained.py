@@ -87,7 +87,7 @@ class FrozenEncoder(FeatureMap):
             raise ConfigError(
                 f"features {self.name!r} are made from texts, but these samples are not: name the column of texts in data.text"
             )
-        inputs = tensors_by_name(dataset.train.inputs).get("")
+        inputs = tensors_by_name(dataset.train.inputs).get("")  # None if samples have several tensors
         if inputs is None or inputs.dtype != torch.uint8 or inputs.dim() != 4:
             raise ConfigError(
                 f"features {self.name!r} need images, bytes of the shape (N, channels, height, width), but these samples are not: give "
