@@ -271,7 +271,8 @@ def _expected_mean(mechanism: Mechanism, ranges: LayerRanges, others: Tensor) ->
     Scores are computed from means less this expected mean, which keeps them near 0. All scores shift by the same amount, so an inexact
     expected mean would not change the audit's result.
     """
-    total = ranges.expand()[0].clone()
+    center, _ = ranges.expand()
+    total = center.clone()
     for row in others.double():
         # Mechanisms clamp values to their ranges, but for those that protect nothing, which report values as they are.
         total += row if isinf(guarantee_of(mechanism, ranges).epsilon) else ranges.clamp(row)

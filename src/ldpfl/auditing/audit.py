@@ -99,15 +99,14 @@ def audit_mechanism(
     _check_arguments(trials, seed, error_rate)
     examination = Examination(mechanism, trials, seed, error_rate)
     checks = examination.checks()
+    # A trial may replace more than one unit, for which epsilon is larger. Then only bits show the epsilon of one unit.
+    trial_is_one_unit = examination.epsilon_of_trial == examination.epsilon
+    candidates = examination.epsilon_checks if trial_is_one_unit else checks
+    checks_of_epsilon = [check for check in candidates if check.name.startswith("epsilon")]
     return MechanismAudit(
         mechanism.name,
         examination.epsilon,
-        # A trial may replace more than one unit, for which epsilon is larger. Then only bits show the epsilon of one unit.
-        epsilon_lower=max(
-            check.figure
-            for check in (examination.epsilon_checks if examination.epsilon_of_trial == examination.epsilon else checks)
-            if check.name.startswith("epsilon") and check.bound == examination.epsilon
-        ),
+        epsilon_lower=max(check.figure for check in checks_of_epsilon if check.bound == examination.epsilon),
         trials=examination.trials,
         error_rate=error_rate,
         checks=checks,

@@ -81,9 +81,11 @@ def event_epsilon(first: Counts, second: Counts, test_row: int, delta: float, er
 
     Rows 0 and 1 of the counts choose the event, and the row ``test_row`` gives the bound: valid for row 2, a mere guess for row 1.
     """
-    event = most_distinguishing_bins((first[0], second[0]), (first[1], second[1]), error)
-    hits = int(first[test_row][event].sum()), int(second[test_row][event].sum())
-    return epsilon_lower_bound(hits, (int(first[test_row].sum()), int(second[test_row].sum())), delta, error)
+    ordered_by, chosen_by = (first[0], second[0]), (first[1], second[1])
+    event = most_distinguishing_bins(ordered_by, chosen_by, error)
+    tested_first, tested_second = first[test_row], second[test_row]
+    hits = int(tested_first[event].sum()), int(tested_second[event].sum())
+    return epsilon_lower_bound(hits, (int(tested_first.sum()), int(tested_second.sum())), delta, error)
 
 
 def _bin_orders(first: Counts, second: Counts) -> Iterator[NDArray[np.intp]]:
@@ -97,7 +99,7 @@ def _bin_orders(first: Counts, second: Counts) -> Iterator[NDArray[np.intp]]:
 
 
 def wilson_limits(hits: Any, trials: int, error: float) -> tuple[Floats, Floats]:
-    """Return approximate lower and upper confidence limits of probabilities (Wilson's). They are fast, and only used to choose events."""
+    """Return approximate lower and upper confidence limits of probabilities (Wilson 1927). They are fast, and only choose events."""
     z_squared = float(special.ndtri(error / 2)) ** 2
     center = (hits + z_squared / 2) / (trials + z_squared)
     spread = np.sqrt(z_squared * (hits * (trials - hits) / trials + z_squared / 4)) / (trials + z_squared)

@@ -155,10 +155,11 @@ def _check_epsilon_of_clients(sent: Sequence[Floats], claimed: float, delta: flo
 
 def _check_same_mean(samples: Sequence[Floats], name: str, error: float) -> ClaimResult:
     """Test whether two samples have the same mean: from a few clients, and from clients that all hold the same row."""
-    figure = abs(float(samples[0].mean() - samples[1].mean()))
+    first, second = samples
+    figure = abs(float(first.mean() - second.mean()))
     largest = float(max(np.abs(sample).max() for sample in samples))
     bounds = [mean_bound_empirical(sample.size, float(sample.var(ddof=1)), 2 * largest, error / 2) for sample in samples]
-    bound = sum(bounds) + 8 * FLOAT32 * (1 + largest)
+    bound = sum(bounds) + 8 * FLOAT32 * (1 + largest)  # the second term allows for rounding
     sentence = f"it differs by {figure:.3g} from that of clients that all hold one row, and chance explains up to {bound:.3g}"
     return ClaimResult(name, figure, bound, sentence)
 
@@ -231,7 +232,10 @@ def _check_blanket(counts: Sequence[Counts], claimed: float, name: str, error: f
 
 
 def _divide_outcomes(counts: Sequence[Counts], inputs: Sequence[int]) -> list[tuple[Counts, Mask]]:
-    """Return the counts of each of ``inputs``, and a mask (B,) of the outcomes that are rarer under it than under the others."""
+    """Return the counts of each of ``inputs``, and a mask (B,) of the outcomes that are rarer under it than under the others.
+
+    Row 0 of the counts decides. Inputs under which no outcome is rarest are left out.
+    """
     rarest = np.stack([(counts[index][0] + 0.5) / counts[index][0].sum() for index in inputs]).argmin(axis=0)
     return [(counts[index], rarest == place) for place, index in enumerate(inputs) if bool((rarest == place).any())]
 

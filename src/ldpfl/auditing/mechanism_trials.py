@@ -259,42 +259,53 @@ class Tally:
         self.count = 0
         self.largest_deviation = np.zeros_like(expected)
         self.largest_square = np.zeros_like(expected)
-        self._sums = np.zeros((4, expected.size))
+        self._deviations, self._squared_errors = _Sums(expected.size), _Sums(expected.size)
 
     def add(self, sample: Sample) -> None:
-        """Add the trials of a sample to the four rows of sums: deviations, their squares, squared errors, and the squares of these."""
+        """Add the trials of a sample to the sums."""
         deviation = sample.statistic - self.expected
         self.count += deviation.shape[0]
         self.largest_deviation = np.maximum(self.largest_deviation, np.abs(deviation).max(axis=0))
         self.largest_square = np.maximum(self.largest_square, sample.squares.max(axis=0))
-        for row, values in enumerate((deviation, sample.squares)):
-            self._sums[2 * row] += values.sum(axis=0)
-            self._sums[2 * row + 1] += np.einsum("ij,ij->j", values, values)
+        self._deviations.add(deviation)
+        self._squared_errors.add(sample.squares)
 
     @property
     def mean_deviation(self) -> Floats:
         """Mean distance (G,) of the statistic from its expectation."""
-        return np.asarray(self._sums[0] / self.count)
+        return np.asarray(self._deviations.values / self.count)
 
     @property
     def variance(self) -> Floats:
         """Sample variance (G,) of the statistic."""
-        return self._variance(0)
+        return self._deviations.variance(self.count)
 
     @property
     def mean_square(self) -> Floats:
         """Mean squared error (G,)."""
-        return np.asarray(self._sums[2] / self.count)
+        return np.asarray(self._squared_errors.values / self.count)
 
     @property
     def square_variance(self) -> Floats:
         """Sample variance (G,) of the squared error."""
-        return self._variance(2)
+        return self._squared_errors.variance(self.count)
 
-    def _variance(self, row: int) -> Floats:
-        """Return the sample variance (G,) of the values whose sum is in ``row`` of the sums, and whose squares are in the next row."""
-        mean = self._sums[row] / self.count
-        return np.asarray(np.maximum(self._sums[row + 1] / self.count - mean**2, 0) * (self.count / (self.count - 1)))
+
+class _Sums:
+    """The sum (G,) of the ``values`` of each group, and the sum of their ``squares``."""
+
+    def __init__(self, groups: int) -> None:
+        self.values, self.squares = np.zeros(groups), np.zeros(groups)
+
+    def add(self, values: Floats) -> None:
+        """Add the rows of ``values`` (n, G)."""
+        self.values += values.sum(axis=0)
+        self.squares += np.einsum("ij,ij->j", values, values)
+
+    def variance(self, count: int) -> Floats:
+        """Return the sample variance (G,) of the ``count`` values of each group."""
+        mean = self.values / count
+        return np.asarray(np.maximum(self.squares / count - mean**2, 0) * (count / (count - 1)))
 
 
 def histograms(bins: Bins, statistic: Floats) -> Counts:

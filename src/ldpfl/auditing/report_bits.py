@@ -109,14 +109,16 @@ class BitBench:
 
     def stated_variance(self) -> Floats:
         """Return the variance (d,) that the mechanism states for the estimates of clients that hold the centers."""
-        return np.asarray(self.mechanism.noise(self.ranges).variance(self.ranges.expand()[0].float()[None])[0].double().numpy())
+        center, _ = self.ranges.expand()
+        variances = self.mechanism.noise(self.ranges).variance(center.float()[None])  # (1, d)
+        return np.asarray(variances[0].double().numpy())
 
     def noise(self) -> Floats:
         """Return the noise (clients, d) in the estimates of clients that hold the centers, less its mean over clients."""
-        center = self.ranges.expand()[0].float()
+        center, _ = self.ranges.expand()
         step, rows = max(1, _BLOCK // self.ranges.dimension), []
         for start in range(0, self.clients, step):
-            values = center.repeat(min(step, self.clients - start), 1)
+            values = center.float().repeat(min(step, self.clients - start), 1)
             rows.append(self.mechanism.decode(self.mechanism.encode(values, self.ranges, self._source), self.ranges).double().numpy())
         noise: Floats = np.concatenate(rows)
         noise -= noise.mean(axis=0)

@@ -35,8 +35,9 @@ class Owners(NamedTuple):
         """
         if names is None:
             return self
-        test = names[1] if len(names) > 1 else names[0][is_test]
-        return self._replace(persons=names[0][~is_test], test_persons=test if test.size else None)
+        of_first_table, *of_second_table = names
+        test = of_second_table[0] if of_second_table else of_first_table[is_test]
+        return self._replace(persons=of_first_table[~is_test], test_persons=test if test.size else None)
 
 
 def number_clients(train: Sequence[str], test: Sequence[str] | None) -> Owners:

@@ -110,6 +110,7 @@ def _replace_invalid_cells(table: Table, made_up: Table, config: DataConfig, tar
     not trained on, and neither is a row without a valid target. Each row is treated independently of the others.
     """
     columns = dict(table.columns)
+    # For each column, ``fits`` marks the rows that this column's cell does not keep from training.
     usable = every_row = np.ones(len(table), dtype=bool)
     target_names = {config.target} if isinstance(config.target, str) else set(config.target)
     for name in (column for column in made_up.columns if column != config.person):
@@ -138,7 +139,7 @@ def _replace_invalid_cells(table: Table, made_up: Table, config: DataConfig, tar
             words = column_words(table, name, values=config.categories[name])
             columns[name] = np.array([word if canonical_word(word) in categories else "" for word in words], dtype=object)
             fits = every_row
-        else:
+        else:  # words that are hashed, or a target of texts: any cell is allowed
             fits = every_row
         usable = usable & fits
     return replace(table, columns=columns), usable

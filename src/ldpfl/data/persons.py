@@ -121,6 +121,7 @@ def uniform_by_name(names: Iterable[str], label: str) -> NDArray[np.float64]:
     number_by_name: dict[str, float] = {}
 
     def number_of(name: str) -> float:
+        """Return the number of ``name``, computed once for equal names."""
         if name not in number_by_name:
             digest = hashlib.sha256(f"{label}\0{name}".encode(errors="surrogatepass")).digest()
             number_by_name[name] = (int.from_bytes(digest[:8]) >> 11) * 2.0**-53

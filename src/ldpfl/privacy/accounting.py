@@ -423,10 +423,11 @@ def _rows_for_everything_sent(
 def _costliest_rows(candidates: Sequence[list[Guarantee]]) -> list[Guarantee]:
     """Return the row with the largest epsilon among ``candidates`` for each kind: trust model, pure or not, adaptive or not, status."""
     costliest: dict[tuple[object, ...], Guarantee] = {}
-    for row in (row for rows in candidates for row in rows):
-        kind = (row.trust_model, row.delta == 0, row.adaptive, row.status)
-        if kind not in costliest or row.epsilon > costliest[kind].epsilon:
-            costliest[kind] = row
+    for rows in candidates:
+        for row in rows:
+            kind = (row.trust_model, row.delta == 0, row.adaptive, row.status)
+            if kind not in costliest or row.epsilon > costliest[kind].epsilon:
+                costliest[kind] = row
     return list(costliest.values())
 
 

@@ -38,7 +38,7 @@ from scipy import fft
 
 from ldpfl.privacy.accountants.binomial import Array, log_sigmoid
 from ldpfl.privacy.accountants.clones import clone_delta, clone_probability_for_bits
-from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves
+from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves, split_over_lattice
 from ldpfl.privacy.accountants.randomized_response import sum_of_reports_epsilon
 from ldpfl.privacy.accountants.shuffled_bits import rounded_down
 
@@ -226,7 +226,7 @@ def _merged(kinds: Sequence[Hidden]) -> list[Hidden]:
     records: Counter[tuple[Record, int]] = Counter()
     for kind in kinds:
         records[kind.record, rounded[kind.clients]] += kind.records
-    return [Hidden(*key, count) for key, count in records.items()]
+    return [Hidden(record, clients, count) for (record, clients), count in records.items()]
 
 
 def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) -> float:
@@ -244,10 +244,9 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
     # This many points make some 16 steps of the root mean square of one term, since ``spread`` is sqrt(clients) times that.
     size = int(min(MAX_LATTICE, max(MIN_LATTICE, 2 ** ceil(log2(32 * _SPREADS * sqrt(clients))))))
     step = 2 * reach / size
-    below = np.floor(values / step)
-    upper_share = values / step - below
-    places, weights = np.concatenate([below, below + 1]), np.concatenate([chances * (1 - upper_share), chances * upper_share])
+    places, weights = split_over_lattice(values, chances, step)
     transform = np.zeros(size // 2 + 1, dtype=np.complex128)
+    # The size of one term's characteristic function, up to rounding, shows at which frequencies the sum's function is not negligible.
     rough_size = np.abs(1 - share + share * fft.rfft(np.bincount(places.astype(np.int64) % size, weights, size)))
     present = np.flatnonzero(clients * np.log(np.maximum(rough_size, _TINY)) > _NOTHING)
     transform[present] = _characteristic_function_of_sum(2 * np.pi * present / size, places, weights, clients, share)
@@ -268,6 +267,6 @@ def _characteristic_function_of_sum(frequency: Array, places: Array, weights: Ar
     sine = np.sin(half)
     real, imaginary = (-2 * sine**2) @ weights * share, (-2 * sine * np.cos(half)) @ weights * share  # the function less 1
     excess = 2 * real + real**2 + imaginary**2  # the squared size less 1
-    near_one = 0.5 * np.log1p(np.maximum(excess, -0.5))
-    size = np.where(excess > -0.5, near_one, np.log(np.maximum(np.hypot(1 + real, imaginary), _TINY)))
-    return np.asarray(np.exp(clients * (size + 1j * np.arctan2(imaginary, 1 + real))))
+    log_size_near_1 = 0.5 * np.log1p(np.maximum(excess, -0.5))
+    log_size = np.where(excess > -0.5, log_size_near_1, np.log(np.maximum(np.hypot(1 + real, imaginary), _TINY)))
+    return np.asarray(np.exp(clients * (log_size + 1j * np.arctan2(imaginary, 1 + real))))

@@ -301,6 +301,17 @@ def connect_the_dots(losses: Array, masses: Array, step: float, first: int, size
     return grid + np.bincount(below + 1, weights=masses * upper_share, minlength=size)
 
 
+def split_over_lattice(values: Array, chances: Array, step: float) -> tuple[Array, Array]:
+    """Return multiples of ``step``, as whole numbers, and their probabilities, to stand for ``values`` and their probabilities ``chances``.
+
+    Each value is split over the two multiples beside it so that its mean is kept. This makes the law larger in convex order. A multiple
+    may occur more than once.
+    """
+    below = np.floor(values / step)
+    upper_share = values / step - below
+    return np.concatenate([below, below + 1]), np.concatenate([chances * (1 - upper_share), chances * upper_share])
+
+
 def from_curve(deltas: Array, step: float) -> GridLosses:
     """Return symmetric losses whose delta(i * step), i = 0..n-1, is nowhere below the true, convex curve under ``deltas``.
 

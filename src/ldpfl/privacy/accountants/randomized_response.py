@@ -41,7 +41,10 @@ def report_delta(epsilon0: float, epsilon: float) -> float:
 
 
 def log_moment(epsilon0: float, order: float | Array) -> Array:
-    """Return log E[e^(order * loss)] of one report, order > 0. It is ``order`` times the Rényi divergence of order 1 + ``order``."""
+    """Return log E[e^(order * loss)] of one report, order > 0. It is ``order`` times the Rényi divergence of order 1 + ``order``.
+
+    The loss is ``epsilon0`` with the probability sigmoid(``epsilon0``), and else -``epsilon0``.
+    """
     order = np.asarray(order, dtype=np.float64)
     p0 = sigmoid(-epsilon0)
     x = order * epsilon0

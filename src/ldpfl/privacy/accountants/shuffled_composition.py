@@ -237,17 +237,17 @@ def _normal_curve(losses: ShuffledLosses, reports: int, epsilons: Array) -> Arra
     law counts once.
     """
     mean, variance, third = losses.tilted(np.zeros(1))
-    low, high = sqrt(reports * float(variance.min())), sqrt(reports * float(variance.max()))
-    if low == 0:
+    least_s, largest_s = sqrt(reports * float(variance.min())), sqrt(reports * float(variance.max()))
+    if least_s == 0:
         return np.ones_like(epsilons)
     with np.errstate(over="ignore", invalid="ignore"):  # a tiny deviation gives infinity or NaN, and no bound follows from either
-        above = reports * float(mean.max()) - epsilons
-        first = np.maximum(ndtr(above / low), ndtr(above / high))
-        largest_argument = np.maximum(low - above / low, high - above / high)
+        a = reports * float(mean.max()) - epsilons
+        first = np.maximum(ndtr(a / least_s), ndtr(a / largest_s))
+        largest_argument = np.maximum(least_s - a / least_s, largest_s - a / largest_s)
         # Where its argument is far below 0 the second term overflows; leaving it out only raises the bound.
         capped = np.maximum(largest_argument, -20.0) / sqrt(2)
-        second = np.where(largest_argument > -20, np.exp(-((above / low) ** 2) / 2) * erfcx(capped) / 2, 0.0)
-        error = _BERRY_ESSEEN * reports * float(third.max()) / low / low / low  # low**3 may be 0 where low is not
+        second = np.where(largest_argument > -20, np.exp(-((a / least_s) ** 2) / 2) * erfcx(capped) / 2, 0.0)
+        error = _BERRY_ESSEEN * reports * float(third.max()) / least_s / least_s / least_s  # its cube may be 0 where it is not
     return np.asarray(first - second + error + reports * losses.outside)
 
 
@@ -327,7 +327,7 @@ def _merged(groups: Sequence[ShuffledRounds], sizes: int | None, epsilons: int |
     rounded_epsilons = rounded_up({group.epsilon0 for group in groups}, epsilons)
     for group in groups:
         rounds[rounded_epsilons[group.epsilon0], rounded_clients[group.clients], group.reports] += group.rounds
-    return tuple(ShuffledRounds(*key, count) for key, count in rounds.items())
+    return tuple(ShuffledRounds(epsilon0, clients, reports, count) for (epsilon0, clients, reports), count in rounds.items())
 
 
 def _merge_within_work_limit(merge: Callable[[int, int], tuple[ShuffledRounds, ...]], sizes: int) -> tuple[ShuffledRounds, ...]:

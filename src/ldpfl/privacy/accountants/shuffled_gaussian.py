@@ -34,7 +34,7 @@ from scipy.special import ndtr
 
 from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.gaussian import gaussian_delta
-from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves
+from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves, split_over_lattice
 from ldpfl.privacy.accountants.shuffled_bits import rounded_down, rounded_up
 from ldpfl.util.lazy_imports import optimize
 
@@ -163,7 +163,7 @@ def _merged(kinds: Sequence[Vectors]) -> list[Vectors]:
     times: Counter[tuple[float, int]] = Counter()
     for kind in kinds:
         times[mus[kind.mu], clients[kind.clients]] += kind.times
-    return [Vectors(*key, count) for key, count in times.items()]
+    return [Vectors(mu, cohort, count) for (mu, cohort), count in times.items()]
 
 
 def _gains(radius: float, epsilon: float) -> tuple[Array, Array]:
@@ -177,6 +177,7 @@ def _gains(radius: float, epsilon: float) -> tuple[Array, Array]:
     ends = np.linspace(-reach, reach, _CELLS + 1)
     gains = np.exp(radius * ends - radius**2 / 2) - np.exp(epsilon - radius * ends - radius**2 / 2)
     chances = _probabilities_between(ends)
+    # The mean of G in each cell, times its probability: the factors e^(+-a z - a^2 / 2) shift the normal law by +-a.
     means = _probabilities_between(ends - radius) - exp(epsilon) * _probabilities_between(ends + radius)
     width = np.diff(gains)
     # Where rounding makes both ends equal, it does not matter which one gets the mass.
@@ -206,9 +207,7 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
     step = sqrt(float(np.dot(chances, values**2))) / _FINE
     size = int(min(_MOST, max(_FEWEST, 2 ** ceil(log2(2 * reach / step)))))
     step = 2 * reach / size
-    below = np.floor(values / step)
-    upper_share = values / step - below
-    places, weights = np.concatenate([below, below + 1]), np.concatenate([chances * (1 - upper_share), chances * upper_share])
+    places, weights = split_over_lattice(values, chances, step)
     # The characteristic function less 1: where it matters this is small, and added to 1 it would lose its digits.
     term_less_1 = fft.rfft(np.bincount(places.astype(np.int64) % size, weights, size)) - 1
     scaled = share * term_less_1
