@@ -118,12 +118,19 @@ def _tests_of_few_clients(mechanism: Mechanism, trials: int, source: RandomSourc
         squares = [(sent - rows) ** 2 for sent in (alone, together)]
         for figure, samples in (("mean estimate", means), ("squared error", squares)):
             yield partial(_check_same_mean, [_units(sample, by_weight).ravel() for sample in samples], f"{figure}, {name}")
-    wide = WholeReports.with_width(mechanism, _WIDTH_OF_ONE, source)
-    if wide is not None:
-        row = np.zeros((min(trials, ROWS_AT_ONCE), wide.ranges.dimension))
-        row[:, 1] = 1.0
-        sent = [wide.estimates_of_calls(sign * row, ceil(trials / len(row)))[:, :, 1].reshape(-1, 1, 1) for sign in (1, -1)]
-        yield partial(_check_epsilon_of_clients, sent, *_row_guarantee(wide), "epsilon, one nonzero weight")
+    yield from _tests_of_one_nonzero_weight(mechanism, trials, source)
+
+
+def _tests_of_one_nonzero_weight(mechanism: Mechanism, trials: int, source: RandomSource) -> Iterator[Test]:
+    """Yield the test of a row in which a single weight is not at the center. The two inputs differ in this weight's sign."""
+    reports = WholeReports.with_width(mechanism, _WIDTH_OF_ONE, source)
+    if reports is not None:
+        rows = np.zeros((min(trials, ROWS_AT_ONCE), reports.ranges.dimension))
+        rows[:, 1] = 1.0
+        calls = ceil(trials / len(rows))
+        # Each report counts as a call of one client with one unit, the weight's estimate.
+        sent = [reports.estimates_of_calls(sign * rows, calls)[:, :, 1].reshape(-1, 1, 1) for sign in (1, -1)]
+        yield partial(_check_epsilon_of_clients, sent, *_row_guarantee(reports), "epsilon, one nonzero weight")
 
 
 def _row_guarantee(reports: WholeReports) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -110,39 +111,51 @@ def _replace_invalid_cells(table: Table, made_up: Table, config: DataConfig, tar
     not trained on, and neither is a row without a valid target. Each row is treated independently of the others.
     """
     columns = dict(table.columns)
-    # For each column, ``fits`` marks the rows that this column's cell does not keep from training.
-    usable = every_row = np.ones(len(table), dtype=bool)
+    usable = np.ones(len(table), dtype=bool)
     target_names = {config.target} if isinstance(config.target, str) else set(config.target)
     for name in (column for column in made_up.columns if column != config.person):
-        cells = table.column(name, "data.target" if name in target_names else "data.columns")
-        if name in target_names and targets in ("class", "ordered"):
-            words = column_words(table, name, values=config.classes)
-            fits = np.array([word in config.classes for word in words])
-            columns[name] = np.where(fits, np.array(words, dtype=object), config.classes[0])
-        elif name in target_names and targets != "tokens":
-            numbers = table.numbers(name, strict=False)
-            fits = _is_valid_target(numbers, targets, is_event=targets == "survival" and name == config.target_names[1])
-            columns[name] = np.where(fits, numbers, made_up.columns[name][0])
-        elif name in config.dates:
-            is_date = ~np.isnan(table.numbers(name, kind="dates", strict=False))
-            fits = is_date if config.missing == "refuse" else every_row
-            columns[name] = np.where(is_date, cells, made_up.columns[name][0] if config.missing == "refuse" else "").astype(object)
-        elif name in config.bounds:
-            numbers = table.numbers(name, strict=False)
-            fits = ~np.isnan(numbers) if config.missing == "refuse" else every_row  # else NaN stays, as an empty cell
-            columns[name] = np.where(fits, numbers, made_up.columns[name][0])
-        elif name == config.text:
-            columns[name] = cells if cells.dtype == object else np.array(column_words(table, name), dtype=object)
-            fits = every_row
-        elif name in config.categories:
-            categories = set(map(canonical_word, config.categories[name]))
-            words = column_words(table, name, values=config.categories[name])
-            columns[name] = np.array([word if canonical_word(word) in categories else "" for word in words], dtype=object)
-            fits = every_row
-        else:  # words that are hashed, or a target of texts: any cell is allowed
-            fits = every_row
+        is_target = name in target_names
+        table.column(name, "data.target" if is_target else "data.columns")  # raises if there is no such column
+        made_up_cell = made_up.columns[name][0]
+        if is_target and targets != "tokens":
+            columns[name], fits = _valid_target_cells(table, name, made_up_cell, config, targets)
+        else:
+            columns[name], fits = _valid_input_cells(table, name, made_up_cell, config)
         usable = usable & fits
     return replace(table, columns=columns), usable
+
+
+def _valid_target_cells(
+    table: Table, name: str, made_up_cell: Any, config: DataConfig, targets: Targets
+) -> tuple[Column, NDArray[np.bool_]]:
+    """Return the target column ``name`` with a made-up cell in place of each invalid one, and a mask of the valid ones."""
+    if targets in ("class", "ordered"):
+        words = column_words(table, name, values=config.classes)
+        fits = np.array([word in config.classes for word in words])
+        return np.where(fits, np.array(words, dtype=object), config.classes[0]), fits
+    numbers = table.numbers(name, strict=False)
+    fits = _is_valid_target(numbers, targets, is_event=targets == "survival" and name == config.target_names[1])
+    return np.where(fits, numbers, made_up_cell), fits
+
+
+def _valid_input_cells(table: Table, name: str, made_up_cell: Any, config: DataConfig) -> tuple[Column, NDArray[np.bool_]]:
+    """Return the input column ``name`` with invalid cells replaced, and a mask of the rows that it does not keep from training."""
+    cells, every_row = table.columns[name], np.ones(len(table), dtype=bool)
+    if name in config.dates:
+        is_date = ~np.isnan(table.numbers(name, kind="dates", strict=False))
+        fits = is_date if config.missing == "refuse" else every_row
+        return np.where(is_date, cells, made_up_cell if config.missing == "refuse" else "").astype(object), fits
+    if name in config.bounds:
+        numbers = table.numbers(name, strict=False)
+        fits = ~np.isnan(numbers) if config.missing == "refuse" else every_row  # else NaN stays, as an empty cell
+        return np.where(fits, numbers, made_up_cell), fits
+    if name == config.text:
+        return cells if cells.dtype == object else np.array(column_words(table, name), dtype=object), every_row
+    if name in config.categories:
+        categories = set(map(canonical_word, config.categories[name]))
+        words = column_words(table, name, values=config.categories[name])
+        return np.array([word if canonical_word(word) in categories else "" for word in words], dtype=object), every_row
+    return cells, every_row  # words that are hashed: any cell is allowed
 
 
 def _is_valid_target(numbers: NDArray[np.float64], targets: Targets, *, is_event: bool) -> NDArray[np.bool_]:

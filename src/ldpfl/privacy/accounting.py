@@ -114,6 +114,7 @@ def account_groups(groups: Sequence[RoundGroup], delta: float, *, has_run_of_one
     protected_unit = _protected_unit(groups)
     counts_persons_as_records = protected_unit is _RECORD and any(group.release.unit == "person" for group in groups)
     groups = _counted_for_protected_unit(groups)
+    # The rows.
     claims = [claim for claim in (group.release.claimed for group in groups) if claim is not None]
     rows = [max(claims, key=lambda claim: claim.epsilon).guarantee()] if claims else []
     costliest = _candidates_for_costliest_round(groups)
@@ -124,6 +125,7 @@ def account_groups(groups: Sequence[RoundGroup], delta: float, *, has_run_of_one
     third_party_warnings = _third_party_warnings(groups)
     if third_party_warnings:  # all epsilons depend on that code, so none is proved
         rows = [replace(row, status=AUTHORS_CLAIM) if row.status == "proved" else row for row in rows]
+    # The notes.
     notes = list(dict.fromkeys(notes))  # several rounds may give the same note
     if any(group.histograms for group in costliest):
         notes.append("one round means the costliest release, which may be one that measures columns before round 1, not a training round")
@@ -136,6 +138,7 @@ def account_groups(groups: Sequence[RoundGroup], delta: float, *, has_run_of_one
             notes.append(_PERSONS_FOR_RECORDS)
         of_one_round = _is_of_one_round(groups) if has_run_of_one_round is None else has_run_of_one_round
         notes += _notes_for_removing_one(groups, delta, protected_unit.unit, may_be_least_squares=of_one_round)
+    # The warnings.
     warnings = [f"no guarantee: {reason}" for reason in _unprotected_reasons(groups)]
     clients = max(group.population for group in groups)
     if clients > 1 and delta >= 1 / clients and protected_unit is _CLIENT:

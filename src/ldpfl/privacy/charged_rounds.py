@@ -55,9 +55,7 @@ def charged_groups(ledger: Ledger, colluding: int = 0) -> list[RoundGroup]:
 def _groups_of_busiest_client(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     """Return the rounds of the client that took part most often, in groups of equal rounds.
 
-    The ledger does not say which rounds that client joined, so the costliest rounds are charged. If rounds differ only in their cohort,
-    those with the smallest cohorts are the costliest. Among rounds of Gaussian noise, those with the largest mu are. If no order is known,
-    every round is charged.
+    The ledger does not say which rounds that client joined, so the costliest rounds are charged.
     """
     smallest_cohort = min((event.cohort for event in events if event.cohort > 0), default=1)
     if not 0 <= colluding < smallest_cohort:
@@ -79,7 +77,15 @@ def _groups_of_busiest_client(events: Sequence[RoundEvent], colluding: int) -> l
     if not (is_certain and _is_attained(events, colluding)):
         counts = Counter({replace(group, known=False): rounds for group, rounds in counts.items()})
         groups = sorted(counts, key=lambda group: group.cohort)
-    # Now charge only as many rounds as one client joined, if it is known which rounds are the costliest.
+    return _costliest_rounds(groups, counts, charged_rounds)
+
+
+def _costliest_rounds(groups: Sequence[RoundGroup], counts: Counter[RoundGroup], charged_rounds: int) -> list[RoundGroup]:
+    """Return the ``charged_rounds`` costliest rounds, or all if it is not known which are the costliest.
+
+    If rounds differ only in their cohort, those with the smallest cohorts are the costliest. Among rounds of Gaussian noise, those with the
+    largest mu are. ``counts`` has the number of rounds of each kind, and ``groups`` these kinds, ordered by ascending cohort.
+    """
     differ_only_in_cohort = len({replace(group, cohort=1, population=1) for group in groups}) == 1
     if differ_only_in_cohort and groups[0].sampling != "secret":
         return _first_rounds_up_to(groups, counts, charged_rounds)

@@ -328,10 +328,7 @@ class RoundEvent:
     colluding: int = 0
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError for a round that is not possible, or that no accountant can interpret.
-
-        Fields such as ``blanket``, ``signed`` and ``alike`` are explained at the release's class.
-        """
+        """Raise a ConfigError for a round that is not possible, or that no accountant can interpret."""
         is_empty_round = self.cohort == 0 and self.sampling != "everyone"
         if not (1 <= self.cohort <= self.population or (is_empty_round and self.population >= 1)):
             raise ConfigError(f"round {self.round}: a cohort of {self.cohort} out of {self.population} clients is not possible")
@@ -349,6 +346,22 @@ class RoundEvent:
             raise ConfigError(
                 f"round {self.round}: units and linked must be at least 1, got units = {self.release.units} and linked = {self.linked}"
             )
+        self._check_fields_of_release()
+        if not 0 <= self.colluding < self.population:
+            raise ConfigError(
+                f"round {self.round}: {self.colluding} of {self.population} clients cannot collude: at least one has to be honest"
+            )
+        if not 0 < self.rate <= 1:
+            raise ConfigError(f"round {self.round}: rate must lie in (0, 1], got {self.rate}")
+        if max(self.release.units, self.linked, self.population, self.round) > MAX_COUNT:
+            raise ConfigError(f"round {self.round}: units, linked, population and round must be at most {MAX_COUNT:.0e} each")
+        parameter = self.release.parameter
+        if not (parameter > 0 and (isfinite(parameter) or isinstance(self.release, UnprotectedRelease))):
+            name = self.release.mechanism[:40]
+            raise ConfigError(f"round {self.round}: epsilon or mu of {name!r} must be positive and finite, got {parameter}")
+
+    def _check_fields_of_release(self) -> None:
+        """Raise a ConfigError if fields of the release, such as ``blanket``, contradict each other. The release's class explains them."""
         match self.release:
             case BinaryRelease(epsilon=epsilon, realised=float(realised)) if not 0 < realised <= epsilon:
                 raise ConfigError(
@@ -376,18 +389,6 @@ class RoundEvent:
                     f"round {self.round}: claimed_epsilon must be above 0 and claimed_delta in (0, 1), or both left out, got {epsilon} and "
                     f"{delta}"
                 )
-        if not 0 <= self.colluding < self.population:
-            raise ConfigError(
-                f"round {self.round}: {self.colluding} of {self.population} clients cannot collude: at least one has to be honest"
-            )
-        if not 0 < self.rate <= 1:
-            raise ConfigError(f"round {self.round}: rate must lie in (0, 1], got {self.rate}")
-        if max(self.release.units, self.linked, self.population, self.round) > MAX_COUNT:
-            raise ConfigError(f"round {self.round}: units, linked, population and round must be at most {MAX_COUNT:.0e} each")
-        parameter = self.release.parameter
-        if not (parameter > 0 and (isfinite(parameter) or isinstance(self.release, UnprotectedRelease))):
-            name = self.release.mechanism[:40]
-            raise ConfigError(f"round {self.round}: epsilon or mu of {name!r} must be positive and finite, got {parameter}")
 
 
 def _is_valid_claim(epsilon: float | None, delta: float | None) -> bool:
