@@ -6,8 +6,8 @@ J is normal, both drawn anew for each report. Four channels:
 
 * ``direct``: no delays (T = 0); s_i is when the client is done, uniform on (0, spread) over the clients.
 * ``unaligned``: delays alone, as LDP-FL's Algorithm 3 prints them; s_i as in ``direct``.
-* ``delayed``: delays and the waits T_W, as the paper adds them. What remains of s_i is a normal error in each client's clock and
-  predictions, and being late, for clients slower than a T_S that was agreed on too low.
+* ``delayed``: delays and waits, as the paper adds them: each client waits until a common time T_S. What remains of s_i is a normal error
+  in each client's clock and predictions, and being late, for clients slower than a T_S that was agreed on too low.
 * ``relay``: clients upload as in ``direct``; all reports are released at once, in an order that is drawn uniformly. Their place in it
   is all that is left, and the observer takes it for the order of uploads.
 
@@ -82,7 +82,8 @@ class LinkageSetting:
         spread: the clients' finishing times are uniform on (0, spread).
         jitter: standard deviation of the network's part in each arrival.
         clock: standard deviation of the lasting error in a client's wait, from its clock and its predictions. ``delayed`` only.
-        shortfall: how much lower than the slowest client's time T_S was agreed on; whoever is slower is late. ``delayed`` only.
+        shortfall: how much earlier than the slowest client finishes the time is that all agreed to wait for (the paper's T_S). A client
+            that is slower than that time is late. ``delayed`` only.
         uncertainty: standard deviation of the estimate of a window's start from one watched round; 0: the start is known exactly.
         watched: numbers of earlier rounds that the observer has seen; after r rounds the standard deviation is uncertainty / sqrt(r).
         epsilon: budget of one report.
@@ -127,7 +128,7 @@ class LinkagePlan:
     """How the attack is run.
 
     Attributes:
-        delays: values of T in seconds, 0 or more; 0 means waits alone.
+        delays: longest random delays T to try, in seconds, 0 or more. With 0 clients only wait for the agreed time.
         trials: number of simulated rounds for each line of the table.
         seed: seed of the simulation. Trial t draws the same clients for every channel and every T, so that lines differ by the channel
             alone.
@@ -240,7 +241,7 @@ class LinkageResult:
 
 
 def linkage(setting: LinkageSetting, plan: LinkagePlan, progress: Callable[[int, int], None] = lambda done, total: None) -> LinkageResult:
-    """Attack every channel: ``direct``, the two with delays at each T of the plan, and ``relay``.
+    """Attack every channel: ``direct``, the two with delays for each longest delay of the plan, and ``relay``.
 
     For 100 clients and 200 parameters, each trial of a channel takes a fifth of a second on one core. The time grows with the square of the
     number of clients.
@@ -268,7 +269,7 @@ def _is_time(seconds: float) -> bool:
 
 
 def _channels_and_delays(delays: Sequence[float]) -> list[tuple[LinkChannel, float | None]]:
-    """Return the channel and T of each line of the table."""
+    """Return the channel and the longest delay of each line of the table; None for a channel without delays."""
     unaligned: list[tuple[LinkChannel, float | None]] = [("unaligned", delay) for delay in delays if delay > 0]  # 0 would be ``direct``
     return [("direct", None), *unaligned, *(("delayed", delay) for delay in delays), ("relay", None)]
 
@@ -315,7 +316,7 @@ def window_starts(setting: LinkageSetting, channel: LinkChannel, generator: np.r
         raise ConfigError(
             f"in the channel {channel!r} clients have no time windows: expected one of {', '.join(get_args(LinkChannel)[:3])}"
         )  # all channels but the last, relay
-    # LDP-FL, section 3: a client that is done at t waits T_W = T_S - t, where T_S is agreed on. A client slower than T_S does not wait.
+    # LDP-FL, section 3: a client that is done at t waits T_W = T_S - t for the agreed time T_S. A client slower than T_S does not wait.
     agreed_time = max(0.0, float(finished.max()) - setting.shortfall)
     waited = np.maximum(0.0, agreed_time - finished)
     return np.asarray(finished + waited + setting.clock * errors)

@@ -163,11 +163,11 @@ class Examination:
         self.claims = tests_by_experiment(mechanism, self._reports, seed)
         is_normal = isinstance(self.release, GaussianRelease)  # its noise must be independent in all weights
         self.noise_is_fresh_in_weights = probe.by_weight or is_normal
-        checks = len(PAIRS) + 2 * len(self.positions)  # privacy loss; bias and variance
-        checks += 2 + self.noise_is_fresh_in_weights + 2 * is_normal  # noise of clients and of calls; of weights; its directions and law
-        checks += 3 if probe.by_weight else 2  # the lag and two checks of each weight's bits; two of neighbouring rows
-        checks += len(BIT_PAIRS) + len(self.claims) + claims_blanket(self.release)  # bits on the wire; stated numbers
-        self.error_per_check = error_rate / checks
+        chance_checks = len(PAIRS) + 2 * len(self.positions)  # privacy loss; bias and variance
+        chance_checks += 2 + self.noise_is_fresh_in_weights + 2 * is_normal  # noise of clients, calls, weights; its directions and law
+        chance_checks += 3 if probe.by_weight else 2  # the lag and two checks of each weight's bits; two of neighbouring rows
+        chance_checks += len(BIT_PAIRS) + len(self.claims) + claims_blanket(self.release)  # bits on the wire; stated numbers
+        self.error_per_check = error_rate / chance_checks
         self.bit_bench = BitBench(mechanism, _bit_bench_clients(trials), _source(seed, _BIT_ROWS), STREAM_KEY)
         if probe.by_weight:  # a weight is a trial; otherwise a client's whole row is one
             self._source = _source(seed, _TALL_ROWS)
