@@ -261,6 +261,13 @@ def test_a_node_that_the_aggregator_does_not_know_stops_the_run_and_is_named(wor
     assert world.charges() == [1] * CLIENTS
 
 
+def test_keys_of_too_few_nodes_are_noticed_before_any_charge(world: World) -> None:
+    world.strangers = tuple(range(1, CLIENTS))
+    with pytest.raises(ConfigError, match=rf"LDPFL_NODE_KEYS names 1 node, but a sum needs {world.min_clients} \(ldpfl.min-clients\): add"):
+        run(world, 2)
+    assert world.charges() == []
+
+
 class Watched(RelayAggregator):
     """Keeps what the relay has handed out."""
 

@@ -131,6 +131,8 @@ def test_the_seed_of_own_data_is_not_in_it(tmp_path: Path) -> None:
     assert "which of two records the client holds" in text
     for picture in (text, (tmp_path / "own" / "curve.svg").read_text(encoding="utf-8")):  # of the whole run, not of a round
         assert re.search(r"dp-sgd, ε = (?:4|3\.99\d*) for one record, whole run, δ = 1e-05", picture)
+    assert '<th scope="row">noise multiplier</th>' in text
+    assert '<th scope="row">records</th>' not in text
 
 
 @pytest.mark.parametrize(("what", "said"), [("nothing", "holds no run"), ("begun", "no finished round yet")])

@@ -277,12 +277,22 @@ class SumCollector(RelayedRounds):
     Attributes:
         nodes: public keys of the nodes that may take part, by :func:`ldpfl.transport.sums.signer_of`. Only shares signed by one of them
             count, so that a relay cannot invent the other members of a sum.
+
+    Raises:
+        ConfigError: there are fewer nodes than a sum needs, so that every round would be charged for nothing.
     """
 
     nodes: Mapping[bytes, Ed25519PublicKey]
     # No arguments: the ledger relies on them.
     linked: int = field(default=1, init=False)
     channel: Channel = field(default="secure-sum", init=False)
+
+    def __post_init__(self) -> None:
+        if len(self.nodes) < self.min_clients:
+            raise ConfigError(
+                f"LDPFL_NODE_KEYS names {counted(len(self.nodes), 'node')}, but a sum needs {self.min_clients} (ldpfl.min-clients): add "
+                "the missing lines, as ldpfl deploy node-key FILE --show prints them on the nodes"
+            )
 
     def terms(self) -> Mapping[str, Any]:
         return {"transport": "sum", "key": self.key.public_key().public_bytes_raw(), "min_clients": self.min_clients}

@@ -349,4 +349,6 @@ def _environment_facts(config: RunConfig, result: dict[str, Any], kind: Kind, le
         yield "chosen by auto", settings
     yield "mechanism", config.mechanism.name
     for name, value in config.mechanism.model_dump(mode="json", exclude={"name"}).items():
+        if name == "records" and value == 0:  # not stated, as only nodes need it
+            continue
         yield name.replace("_", " "), f"{value:.6g}" if isinstance(value, float) else str(value)
