@@ -458,7 +458,7 @@ def test_figures_that_belong_together_and_are_not_there_are_one_line(ldpfl: Comm
     damaged: dict[str, dict[str, Any]] = {
         "scores has 'accuracy of the commonest class', but 'accuracy' is missing": {"scores": without(scores, "accuracy")},
         "event is set, but test_rows is missing": {},
-        "risks: Value error, expected 1 edges around 0 numbers of rows": {"risks": {**risks, "rows": []}},
+        "risks: Value error, expected 1 edges for 0 counts of rows": {"risks": {**risks, "rows": []}},
     }
     for said, changes in damaged.items():
         result.write_text(json.dumps({**figures, **changes} if changes else without(figures, "test_rows")))

@@ -114,7 +114,7 @@ def test_a_task_of_one_s_own_is_found_by_its_path() -> None:
     refused = {
         "test_task:figures": "cannot be built",
         "builtins:float": "expected an ldpfl.tasks.Task",
-        "test_task:named_as_a_built_in_one": "named 'regression', as a built-in one is",
+        "test_task:named_as_a_built_in_one": "named 'regression', which is the name of a built-in task",
         "test_task:of_no_metric": "lower_is_better names 'rmse', but the metrics are AUROC",
     }
     for path, said in refused.items():

@@ -62,7 +62,7 @@ class _Risks(_Strict):
     def _check_edges(self) -> Self:
         """Refuse a histogram that does not have one edge more than bars."""
         if len(self.edges) != len(self.rows) + 1:
-            raise ValueError(f"expected {len(self.rows) + 1:,} edges around {len(self.rows):,} numbers of rows, got {len(self.edges):,}")
+            raise ValueError(f"expected {len(self.rows) + 1:,} edges for {len(self.rows):,} counts of rows, got {len(self.edges):,}")
         return self
 
 

@@ -228,8 +228,8 @@ def _trial_epsilons(tuning: Tuning, delta: float) -> tuple[float, float]:
         return trial_epsilon, _round_down(_DEFAULT_EVALUATION * trial_epsilon)
     if not 0 < evaluation_epsilon < trial_epsilon:
         raise ConfigError(
-            f"the evaluation epsilon is {evaluation_epsilon:g}, and a trial has epsilon {trial_epsilon:g} in all: set it above 0 and below "
-            f"that, or leave it out for {_DEFAULT_EVALUATION:g} of the trial's epsilon"
+            f"the evaluation epsilon must be above 0 and below the {trial_epsilon:g} of a whole trial, got {evaluation_epsilon:g}: if "
+            f"left out, it is {_DEFAULT_EVALUATION:g} of the trial's epsilon"
         )
     return trial_epsilon, evaluation_epsilon
 

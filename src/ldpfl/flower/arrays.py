@@ -66,7 +66,7 @@ def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> Parame
             )
     names = tuple(arrays) if order is None else tuple(order)
     if sorted(names) != sorted(arrays):
-        raise PrivacyError("the server's arrays have other names than the layers in its terms: it must use LdpStrategy; nothing was sent")
+        raise PrivacyError("the server's arrays have other names than its announced layers: it must use LdpStrategy; nothing was sent")
     return ParameterLayout(names, tuple(tuple(arrays[name].shape) for name in names))
 
 

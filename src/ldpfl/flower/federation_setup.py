@@ -91,7 +91,7 @@ def prepare(
         size = count_weights(config, Description.of(data))
         if size != weights_sent:
             raise ConfigError(
-                f"the model in the server's config has {size:,} weights, but the server sent {weights_sent:,}: it must send this model"
+                f"the model in the server's config has {size:,} weights, but the server sent {weights_sent:,}: start with that model"
             )
     federation, start = build(config, data, choose_device(device), measured=read_encoder(measured))
     resolved = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}

@@ -358,7 +358,7 @@ class RoundEvent:
         parameter = self.release.parameter
         if not (parameter > 0 and (isfinite(parameter) or isinstance(self.release, UnprotectedRelease))):
             name = self.release.mechanism[:40]
-            raise ConfigError(f"round {self.round}: epsilon or mu of {name!r} must be positive and finite, got {parameter}")
+            raise ConfigError(f"round {self.round}: epsilon or mu of the mechanism {name!r} must be positive and finite, got {parameter}")
 
     def _check_fields_of_release(self) -> None:
         """Raise a ConfigError if fields of the release, such as ``blanket``, contradict each other. The release's class explains them."""

@@ -205,6 +205,7 @@ def parse_owner_name(text: str) -> str:
     """Return ``text`` if it can be the name of a token's owner, else raise a ConfigError: the operator has chosen the name."""
     if not _NAME.fullmatch(text):
         raise ConfigError(
-            f"{text!r} cannot name a client or aggregator: expected up to 64 letters, digits and . _ @ -, first a letter or digit"
+            f"{text!r} cannot name a client or aggregator: expected at most 64 characters, each a letter, a digit or one of ._@-, and a "
+            "letter or digit first"
         )
     return text

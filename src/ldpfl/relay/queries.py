@@ -158,7 +158,7 @@ def upload_row(connection: Connection, row: Row[Any], client: str, upload_id: st
     query = select(uploads).where(uploads.c.round_id == row.id, uploads.c.client == client, uploads.c.upload_id == upload_id)
     upload = connection.execute(query).first()
     if upload is None:
-        raise Unknown(f"this client has no such upload in round {row.round} of {row.run}: begin it first")
+        raise Unknown(f"this client has no upload of that id in round {row.round} of {row.run}: begin the upload first")
     return upload
 
 

@@ -261,7 +261,7 @@ def advance(
     aggregate = pool.aggregate(mechanism, state.ranges)
     if not is_finite(aggregate.mean):
         raise NotFiniteError(
-            f"the mean of the reports of round {state.round + 1} is not finite: the reports stay charged, and change nothing. "
+            f"the mean of the reports of round {state.round + 1} is not finite: its reports stay charged, but the model is left as it was. "
             "If that repeats, set a smaller training.learning_rate"
         )
     velocity: Tensor | None = None
@@ -277,7 +277,7 @@ def advance(
         weights = torch.where(aggregate.reported, weights, state.weights)
     if not is_finite(weights):
         raise NotFiniteError(
-            f"the weights after round {state.round + 1} are not finite: the reports stay charged, and change nothing. "
+            f"the weights after round {state.round + 1} are not finite: its reports stay charged, but the model is left as it was. "
             "If that repeats, set a smaller training.server_learning_rate or training.learning_rate"
         )
     if isinstance(rule, NormQuantile):

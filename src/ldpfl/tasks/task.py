@@ -186,7 +186,7 @@ def _call_users_function(path: str, outputs: int) -> Task:
     if not task.metrics:
         raise ConfigError(f"task {path!r} returned a Task without metrics, expected at least one")
     if task.name in _REGISTRY:  # its model would be evaluated by the metrics of the built-in task
-        raise ConfigError(f"task {path!r} returned a Task named {task.name!r}, as a built-in one is: give it another name")
+        raise ConfigError(f"task {path!r} returned a Task named {task.name!r}, which is the name of a built-in task: give it another name")
     if unknown := [name for name in task.lower_is_better if name not in task.metrics]:
         raise ConfigError(f"task {path!r}: lower_is_better names {unknown[0]!r}, but the metrics are {', '.join(task.metrics)}")
     return task

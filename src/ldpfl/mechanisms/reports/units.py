@@ -87,7 +87,7 @@ class Units(SeparateUnits):
                 "both, R at least 1"
             )
         if min(self.bits.min(), self.weights.min()) < 1:
-            raise ConfigError("every unit must have at least one bit and one weight")
+            raise ConfigError("each unit of a report must have at least one bit and one weight")
 
     @classmethod
     def equal(cls, count: int, bits: int) -> Units:
