@@ -136,6 +136,22 @@ def test_a_run_with_a_target_goes_on_without_a_node_that_has_left_for_good_as_it
 
 
 @pytest.mark.slow
+def test_a_run_with_a_target_for_records_goes_on_with_fewer_nodes_where_each_hides_its_own(world: World) -> None:
+    """A shuffler hides no sum over records, so the target was met by each node's own noise, and still is."""
+    world.policy = open_policy(**ANY, transports=("relay",), min_clients=CLIENTS - 1)
+    more: dict[str, Any] = {"training__rounds": 3, "privacy__target_epsilon": 4.0, "evaluation__epsilon": 1.0}
+    more["mechanism__noise_multiplier"] = None
+    with pytest.raises(TooFewTakePart, match=r"set ldpfl.nodes and ldpfl.min-clients to 4 \(in .* operator_relay\), and start the run"):
+        deployed(world, transport="relay", own={"ldpfl.wait-s": 0.1}, grid=partial(Leaving, lambda begun: begun == 1), **more)
+    world.min_clients = CLIENTS - 1
+    own: UserConfig = {"ldpfl.min-clients": CLIENTS - 1, "ldpfl.nodes": CLIENTS - 1}
+    folder = deployed(world, transport="relay", own=own, grid=partial(Leaving, lambda begun: True), **more)
+    assert {event.cohort for event in folder.ledger().events} == {CLIENTS, CLIENTS - 1}
+    assert len(set(world.charges())) == 2
+    assert 3.9 < run_epsilon(folder.ledger(), folder.config().privacy.delta) <= 4.0
+
+
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_run_without_a_target_goes_on_in_its_folder_with_fewer_nodes(world: World, ldpfl: CommandLine) -> None:
     """Each round is charged with the noise of the nodes that took part."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ldpfl import ConfigError
 from ldpfl.experiments import load_recipe
+from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.flower.policy_init import config_for_transport, fitting_policy, offer_of, ranges_for
+from ldpfl.privacy import Ledger
 from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.privacy.policy import Transport
 
@@ -103,6 +106,19 @@ def test_a_target_is_met_by_what_really_leaves(tmp_path: Path) -> None:
         ConfigError, match=r"evaluation\.epsilon needs rounds in which all clients that are asked take part: set ldpfl\.min-clients to 8"
     ):
         config_for_transport(evaluated, "relay", 1, 7)
+
+
+def test_a_target_for_records_behind_a_relay_needs_no_fixed_number_of_clients() -> None:
+    """A relay does not hide sums over records: each client's own noise keeps the target, however few there are. In a sum noises add up."""
+    settings = ["clients.count=4", "privacy.target_epsilon=4.0", "evaluation.epsilon=0.5", "evaluation.share=0.1"]
+    config = load_recipe("sound/records-mnist", settings)
+    fewer = resolve_settings(config_for_transport(config, "relay", 1, 2))
+    assert fewer == resolve_settings(config_for_transport(config, "relay", 1, 4))
+    ledger = planned_ledger(fewer)
+    alone = Ledger(tuple(replace(event, cohort=2, population=2) for event in ledger.events))
+    assert run_epsilon(alone, fewer.privacy.delta) == run_epsilon(ledger, fewer.privacy.delta) <= 4.0
+    with pytest.raises(ConfigError, match=r"privacy\.target_epsilon needs rounds in which all clients .* set ldpfl\.min-clients to 4"):
+        config_for_transport(config, "sum", 1, 2)
 
 
 @pytest.mark.parametrize("settings", [["privacy.target_epsilon=1.0"], []])

@@ -452,12 +452,11 @@ def config_for_transport(config: RunConfig, transport: Transport, linked: int, m
         ConfigError: the noise for a target epsilon would not be calibrated for the rounds. In the order of the checks:
 
             - training has a target epsilon and asks a fraction of the clients: connected nodes would be asked more often than planned; or
-            - training or evaluations have one, reports go over a relay, and several units stay together; or training asks a fraction of
-              the clients, but evaluations and statistics ask all, so that no one value of ``min_clients`` fits all rounds; or rounds may
-              have fewer clients than are asked.
+            - training or evaluations have one that needs all clients (:func:`targets_for_all_clients`), and several units stay together in
+              the relay; or training asks a fraction of the clients, but evaluations and statistics ask all, so that no one value of
+              ``min_clients`` fits all rounds; or rounds may have fewer clients than are asked.
     """
-    calibrated_for = {"privacy.target_epsilon": config.privacy.target_epsilon, "evaluation.epsilon": config.evaluation.epsilon}
-    targets = [key for key, epsilon in calibrated_for.items() if epsilon != "off"]
+    targets = targets_for_all_clients(config, transport)
     clients = config.clients
     asked = cohort_size(clients.fraction, clients.count)
     if config.privacy.target_epsilon != "off" and asked < clients.count:
@@ -466,7 +465,7 @@ def config_for_transport(config: RunConfig, transport: Transport, linked: int, m
             "often than planned while others are away. Set clients.fraction to 1, or leave privacy.target_epsilon out and set the "
             "mechanism's noise"
         )
-    if transport in OVER_RELAY and targets:
+    if targets:
         if linked > 1:
             raise ConfigError(f"{targets[0]} needs ldpfl.linked = 1, got {linked}: set it to 1, or leave {targets[0]} out")
         if asked < clients.count and (is_evaluated(config) or statistics_rounds(config)):
@@ -478,6 +477,18 @@ def config_for_transport(config: RunConfig, transport: Transport, linked: int, m
         if min_clients < asked:
             raise ConfigError(f"{targets[0]} needs rounds in which all clients that are asked take part: set ldpfl.min-clients to {asked}")
     return config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": _CHANNELS[transport]})})
+
+
+def targets_for_all_clients(config: RunConfig, transport: Transport) -> list[str]:
+    """Return the settings of target epsilons for which a round needs the reports of all clients that are asked.
+
+    Over a relay, clients' reports hide each other or their noise adds up, and less noise is calibrated for more clients. A shuffler does
+    not hide sums over records, though: their epsilon is that of a client alone.
+    """
+    if transport not in OVER_RELAY or (transport == "relay" and isinstance(config.mechanism, DpSgdSettings)):
+        return []
+    calibrated_for = {"privacy.target_epsilon": config.privacy.target_epsilon, "evaluation.epsilon": config.evaluation.epsilon}
+    return [key for key, epsilon in calibrated_for.items() if epsilon != "off"]
 
 
 def transport_for_channel(channel: Channel) -> Transport:

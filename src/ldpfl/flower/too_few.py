@@ -10,6 +10,7 @@ from ldpfl.errors import AllDeclined, ChargedBefore, ConfigError, TooFewTakePart
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.flower.invitation import Answers
+from ldpfl.flower.policy_init import targets_for_all_clients, transport_for_channel
 from ldpfl.flower.run_progress import RunProgress
 from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.util.number_format import counted, number
@@ -141,9 +142,9 @@ def advice_on_continuing(progress: RunProgress, remaining: int, required: Mappin
 
     It is empty if so few nodes remain that no round is possible, or if a round asks only a fraction of the clients.
 
-    Reports in replies do not protect one another, so the run can go on with fewer nodes. Over a relay it can go on as well if there is no
-    target epsilon: each round is charged with the noise of the nodes that take part. For a target epsilon, the noise was calibrated for
-    all nodes, so fewer nodes need a new run with another plan.
+    Reports in replies do not protect one another, so the run can go on with fewer nodes. Over a relay it can go on as well if no target
+    epsilon needs all clients: each round is charged with the noise of the nodes that take part. Else the noise was calibrated for all
+    nodes, so fewer nodes need a new run with another plan.
 
     Args:
         required: the run's settings that state a minimum number of nodes. Only those above ``remaining`` have to be lowered.
@@ -158,13 +159,14 @@ def advice_on_continuing(progress: RunProgress, remaining: int, required: Mappin
     if config.shuffling.channel == "direct":
         return start_again
     allow_fewer = f"each node's operator has to allow it (min_clients = {remaining} in the policy)"
-    if config.privacy.target_epsilon == "off":
+    targets = targets_for_all_clients(config, transport_for_channel(config.shuffling.channel))
+    if not targets:
         to_allow = f"; {allow_fewer}" if MIN_CLIENTS in lowered else ""
         return f"{start_again}{to_allow}. The ledger then counts the noise of {remaining} nodes in each further round"
     return (
         " To go on without the missing nodes: begin another run, in another folder (ldpfl.out), with clients.count, ldpfl.nodes and "
         f"ldpfl.min-clients set to {remaining}{_in_custom_app(('ldpfl.out', 'ldpfl.nodes', MIN_CLIENTS), config)}; {allow_fewer}. "
-        f"Its noise is planned for {remaining} nodes and keeps privacy.target_epsilon = {config.privacy.target_epsilon:g} for that run"
+        f"Its noise is planned for {remaining} nodes and keeps {targets[0]} for that run"
         f"{_same_noise_note(config, remaining)}"
         f"{_spent_note(progress)}. See docs/sums.md, When a node leaves for good"
     )
