@@ -24,6 +24,7 @@ from ldpfl.privacy.budget_file import (
     read_open_books,
     read_sent_reports,
 )
+from ldpfl.privacy.budget_move import is_moved
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease
 from ldpfl.privacy.guarantee import PROTECTED
 from ldpfl.privacy.policy import OVER_RELAY, Policy, Request
@@ -142,6 +143,8 @@ class Budget:
         """
         self._refuse_repeated_round(request, connection)
         books = read_open_books(connection, self.policy.protects)
+        if is_moved(books) and books.refusals is not None:
+            raise request.declined(books.refusals.reason, Exhausted)  # it names the new file
         reports = 1
         if request.transport in OVER_RELAY:  # this node's report, and those of the nodes that are not charged for this round yet
             reports = max(1, books.together - len(nodes_charged(connection, request.run, request.round)))
@@ -159,7 +162,7 @@ class Budget:
             why = f"{counted(charges, 'report')} would exceed the policy's rounds = {self.policy.rounds}"
             raise request.declined(why, Exhausted, setting="rounds")
         if not request.protected:
-            if books.limit.epsilon == 0:  # the budget was moved to another file, or an operator stopped all reports
+            if books.limit.epsilon == 0:  # an operator stopped all reports
                 raise request.declined(f"the budget set in {self.path} is 0, which allows no report", Exhausted)
             return  # Policy.check allowed the mechanism; once this is charged, the spent epsilon is infinite: no protected release fits
         if why := self.why_unbounded(books):
