@@ -35,17 +35,17 @@ from relay_support import (
     terms,
     upload_id,
 )
-from sqlalchemy import event, text
+from sqlalchemy import event, text, update
 
 from ldpfl import ConfigError
 from ldpfl.relay import session
-from ldpfl.relay.database import open_engine
+from ldpfl.relay.database import open_engine, writing
 from ldpfl.relay.errors import (
     StoreFull,
     StoreUnavailable,
 )
 from ldpfl.relay.round_deletion import GoneRounds
-from ldpfl.relay.schema import parts, uploads
+from ldpfl.relay.schema import parts, rounds, uploads
 from ldpfl.relay.store import Store
 from ldpfl.relay.uniform_order import scatter
 
@@ -295,9 +295,10 @@ def test_ending_rounds_takes_a_share_of_the_time_whatever_that_costs(sqlite_stor
     written: list[float] = []
     now = [0.0]
 
-    def slow(self: GoneRounds) -> None:
+    def slow(self: GoneRounds) -> bool:
         written.append(now[0])
         now[0] += 6.0  # for a GB of other rounds
+        return True
 
     leftovers = GoneRounds(sqlite_store.engine)
     leftovers._scrub_time._clock = lambda: now[0]
@@ -325,7 +326,7 @@ def test_postgres_is_vacuumed_at_the_start_and_after_a_round(postgres: Postgres,
             put(store, "client-1", number)
         store.cancel("aggregator", RUN, number)
     assert [text for text in said if text.startswith("VACUUM")] == [
-        f"{command} ldpfl_relay.relay_{name}" for command in ("VACUUM", "VACUUM FULL") for name in ("blocks", "uploads", "parts")
+        f"{command} ldpfl_relay.relay_{name}" for command in ("VACUUM", "VACUUM (FULL, VERBOSE)") for name in ("blocks", "uploads", "parts")
     ] * 2
     store.close()
 
@@ -355,6 +356,28 @@ def test_files_of_postgres_do_not_tell_who_sent_what_after_the_release(postgres:
     assert (b"carol-2" in left) == other_round
     assert not store.untidy
     store.close()
+
+
+@pytest.mark.slow
+def test_rows_that_a_transaction_of_another_relay_keeps_are_removed_later(postgres: Postgres, clock: Clock) -> None:
+    database = postgres.new_database()
+    store, other = (Store(open_engine(postgres.url(database)), clock=clock) for _ in range(2))
+    opened(store, 1)
+    opened(store, 2, closes_in_s=1000.0)
+    for client in ("alice-1", "bob-1"):
+        put(store, client)
+    store.tidy()
+    clock.now += 150
+    with writing(other.engine) as connection:
+        connection.execute(update(rounds).values(uploads=rounds.c.uploads))
+        pull(store)
+        assert store.untidy
+    store.tidy()
+    assert not store.untidy
+    postgres.command("CHECKPOINT", database=database)
+    assert upload_id("alice-1").encode() not in _tables_on_disk(postgres, database)
+    store.close()
+    other.close()
 
 
 def _tables_on_disk(postgres: Postgres, database: str) -> bytes:
@@ -558,13 +581,13 @@ def test_what_one_end_of_a_round_has_deleted_does_not_hide_what_another_could_no
     sqlite_store.tidy()
     scrub = GoneRounds._scrub
 
-    def meanwhile(leftovers: GoneRounds) -> None:
+    def meanwhile(leftovers: GoneRounds) -> bool:
         monkeypatch.setattr(GoneRounds, "_scrub", scrub)
         with monkeypatch.context() as patched:  # another thread's call, which finds no room
             patched.setattr(GoneRounds, "_delete_batch", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
             with pytest.raises(StoreFull):
                 sqlite_store.cancel("aggregator", RUN, 2)
-        scrub(leftovers)
+        return scrub(leftovers)
 
     monkeypatch.setattr(GoneRounds, "_scrub", meanwhile)
     sqlite_store.cancel("aggregator", RUN, 1)

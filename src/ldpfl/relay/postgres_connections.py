@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -42,10 +43,14 @@ _CHECKED_PARAMETERS = frozenset({"host", "hostaddr", "port", "sslmode", "sslroot
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection that waits for each answer at most ``answer_s`` seconds, and logs and counts the server's warnings."""
+    """A connection that waits for each answer at most ``answer_s`` seconds, and logs and counts the server's warnings.
+
+    ``kept_rows`` counts the deleted rows that rewritten tables still have, because another transaction could see them.
+    """
 
     answer_s = ANSWER_S
     notices = 0
+    kept_rows = 0
 
     def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
         """Wait for an answer.
@@ -70,7 +75,11 @@ class BoundedConnection(psycopg.Connection[Any]):
             return end.value
 
     def log_notice(self, notice: psycopg.errors.Diagnostic) -> None:
-        """Log a notice by its kind: its text could repeat data."""
+        """Log a notice by its kind: its text could repeat data. What VACUUM tells of a table is only counted."""
+        if notice.severity_nonlocalized == "INFO":
+            number = re.search(r"\d+", notice.message_detail or "")  # the detail begins "3 dead row versions cannot be removed yet"
+            self.kept_rows += int(number[0]) if number else 0
+            return
         self.notices += 1
         log_event("store_notice", severity=notice.severity_nonlocalized or "", sqlstate=notice.sqlstate or "")
 
@@ -189,8 +198,10 @@ def _check_connected(connection: BoundedConnection, parameters: dict[str, str]) 
         )
 
 
-def vacuum(engine: Engine, tables: tuple[Table, ...], *, rewrite: bool) -> None:
-    """Free the room of deleted rows in ``tables``, however long that takes.
+def vacuum(engine: Engine, tables: tuple[Table, ...], *, rewrite: bool) -> bool:
+    """Free the room of deleted rows in ``tables``, however long that takes. Return whether rewritten tables have no deleted rows any more.
+
+    They keep some if another transaction of the database is under way, even one that uses none of these tables.
 
     Args:
         rewrite: whether to write each table and its indexes to new files, because deleted rows stay readable in freed room. Nobody else can
@@ -199,14 +210,16 @@ def vacuum(engine: Engine, tables: tuple[Table, ...], *, rewrite: bool) -> None:
     Raises:
         StoreUnavailable: PostgreSQL warned of something, so it may have skipped a table.
     """
-    commands = ("VACUUM", "VACUUM FULL") if rewrite else ("VACUUM",)  # a full disk has no room for new files, so free some first
+    # A full disk has no room for new files, so some room is freed first. VERBOSE tells how many deleted rows stay.
+    commands = ("VACUUM", "VACUUM (FULL, VERBOSE)") if rewrite else ("VACUUM",)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection, _long_time_limit(connection) as driver:
-        notices_before = driver.notices
+        notices_before, driver.kept_rows = driver.notices, 0
         for command in commands:
             for table in tables:
                 connection.execute(text(f"{command} {SCHEMA}.{table.name}"))
             if driver.notices > notices_before:
                 raise StoreUnavailable("PostgreSQL warned of something while it vacuumed; its log says of what")
+        return driver.kept_rows == 0
 
 
 @contextmanager

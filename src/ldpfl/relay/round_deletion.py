@@ -144,16 +144,17 @@ class GoneRounds:
 
         SQLite overwrites deleted rows in place, but not the copies that it leaves in unused parts of pages when it moves rows. PostgreSQL
         overwrites nothing. Rewriting takes time in proportion to all rounds. An aggregator that ends many rounds must not delay the
-        others, so without ``at_once`` scrubbing takes a tenth of the time at most. After that, or after an error, the scrub stays pending
-        for a later call.
+        others, so without ``at_once`` scrubbing takes a tenth of the time at most. After that, after an error, and if rows could not be
+        removed yet, the scrub stays pending for a later call.
         """
         request = self._pending_scrub.set()
         if not at_once and self._scrub_time.is_used_up:
             return
         try:
             with self._scrub_time.subtract_duration():
-                self._scrub()
-            self._pending_scrub.clear(request)
+                is_complete = self._scrub()
+            if is_complete:
+                self._pending_scrub.clear(request)
         except (SQLAlchemyError, sqlite3.Error, OSError, UnfitStore, StoreUnavailable) as error:
             log_fault("scrub_failed", error)
 
@@ -166,18 +167,18 @@ class GoneRounds:
         except (SQLAlchemyError, StoreUnavailable) as error:
             log_fault("scrub_failed", error)
 
-    def _scrub(self) -> None:
-        """Rewrite the remaining data now, whatever time it takes."""
+    def _scrub(self) -> bool:
+        """Rewrite the remaining data now, whatever time it takes. Return whether all deleted rows are gone."""
         if is_sqlite(self._engine):
             folder = str(Path(str(self._engine.url.database)).resolve().parent).replace("'", "''")  # as SQL writes a quote in a text
             with closing(self._engine.raw_connection()) as connection:
                 # VACUUM's temporary file goes beside the store, not to a disk that the operator did not choose for its data.
                 connection.cursor().execute(f"PRAGMA temp_store_directory = '{folder}'")
                 connection.cursor().execute("VACUUM")
-            return
+            return True
         from ldpfl.relay.postgres_connections import vacuum
 
-        vacuum(self._engine, (blocks, uploads, parts), rewrite=True)
+        return vacuum(self._engine, (blocks, uploads, parts), rewrite=True)
 
     def _round_ids_with_data(self) -> list[int]:
         """Return the ids of rounds that are gone (acknowledged or cancelled) and still have data."""
