@@ -106,7 +106,7 @@ def deployed(
         **(own or {}),
     }
     nodes = grid_of(world, app, settings) if grid is None else grid(world, settings)
-    collectors = {"operator_sum": lambda **own: world.adding_up(), "operator_relay": lambda **own: world.collector()}
+    collectors: dict[str, Any] = {"operator_sum": lambda **own: world.adding_up(), "operator_relay": lambda **own: world.collector()}
     with mock.patch.multiple("ldpfl.flower.ready_server", **collectors):
         apps.server_app(nodes, nodes.server_context())
     return RunFolder(Path(str(settings["ldpfl.out"])))
