@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from ldpfl import api
-from ldpfl.data.leaks import EMPTY, GAPS, LEAK, REPEATED, find_leaks, leak_note
+from ldpfl.data.leaks import EMPTY, GAPS, LEAK, REPEATED_PERSONS, find_leaks, leak_note
 from ldpfl.data.nodes import read_node_table
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import table_from_frame
@@ -93,12 +93,12 @@ def private_notes(frame: pd.DataFrame, start: str, **changes: Any) -> list[str]:
 def test_several_rows_of_a_person_are_said_where_the_person_is_not_named() -> None:
     visits = CLEAN.assign(patient=[f"p{place % 150}" for place in range(ROWS)])
     for columns in ([], ["age", "ward"]):
-        (note,) = private_notes(visits, REPEATED, columns=columns)
+        (note,) = private_notes(visits, REPEATED_PERSONS, columns=columns)
         assert "400 rows have 150 different values of patient. So scores and intervals are too good" in note
         assert note.endswith("set --person patient (data.person)")
-    assert private_notes(visits, REPEATED, person="patient") == []
-    assert private_notes(CLEAN.assign(patient=range(ROWS)), REPEATED) == []
-    assert private_notes(CLEAN.assign(patient=["p1", *[""] * (ROWS - 1)]), REPEATED) == []
+    assert private_notes(visits, REPEATED_PERSONS, person="patient") == []
+    assert private_notes(CLEAN.assign(patient=range(ROWS)), REPEATED_PERSONS) == []
+    assert private_notes(CLEAN.assign(patient=["p1", *[""] * (ROWS - 1)]), REPEATED_PERSONS) == []
 
 
 def test_a_column_without_any_value_is_said() -> None:

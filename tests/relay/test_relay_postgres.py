@@ -115,7 +115,9 @@ def test_what_the_connection_really_is_counts_whatever_it_was_to_be(postgres: Po
     monkeypatch.setattr(module, "check_not_readable_on_network", lambda found: None)
     place = postgres.url(postgres.new_database(), host="127.0.0.1")
     for mode in ("disable", "require"):
-        with pytest.raises(UnfitStore, match=r"leads to 127.0.0.1 and is not encrypted: add .sslmode=verify-full"):
+        with pytest.raises(
+            UnfitStore, match=rf"leads to 127.0.0.1 and is not both encrypted and verified \(sslmode={mode}\): add .sslmode=verify-full"
+        ):
             open_engine(f"{place}&sslmode={mode}")
 
 

@@ -37,18 +37,18 @@ def certified(
         DataError: ``text`` is no ledger.
     """
     ledger = Ledger.from_json(text, origin)
-    groups = charged_groups(ledger)
+    groups = charged_groups(ledger)  # each of equal rounds
     if not groups:
         raise ConfigError(f"{origin}: the ledger is empty, so there is nothing to certify: finish a round first")
-    statement = account(ledger, delta)
+    accounted = account(ledger, delta)
     # In training, later inputs depend on earlier reports, so a guarantee that is not adaptive does not hold over the run.
-    rows = [row for row in statement.rows if row.status in HOLDS and row.scope == "run" and row.adaptive]
+    rows = [row for row in accounted.rows if row.status in HOLDS and row.scope == "run" and row.adaptive]
     return certificate_file.Statement(
         run=name,
         ledger=hashlib.sha256(text.encode()).hexdigest(),
-        charged=tuple(_charged(group) for group in groups),
+        charged=tuple(_charged_rounds(group) for group in groups),
         guarantees=tuple(_stated_guarantee(row, groups) for row in rows),
-        caveats=(*caveats, *statement.warnings),
+        caveats=(*caveats, *accounted.warnings),
         software=dict(versions),
     )
 
@@ -70,8 +70,8 @@ def _stated_guarantee(row: Guarantee, groups: Sequence[RoundGroup]) -> certifica
     )
 
 
-def _charged(group: RoundGroup) -> certificate_file.ChargedRounds:
-    """Return a group of charged rounds as the certificate states it."""
+def _charged_rounds(group: RoundGroup) -> certificate_file.ChargedRounds:
+    """Return a group of equal rounds, which the guarantee counts, as the certificate states it."""
     return certificate_file.ChargedRounds(
         release=_released(group.release),
         cohort=group.cohort,

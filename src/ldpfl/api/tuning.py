@@ -18,7 +18,7 @@ from ldpfl.api.configuring import overrides_by_key, setting_texts, settings_and_
 from ldpfl.api.exporting import write_model
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.api.sweeping import WatchedRuns
-from ldpfl.data.leaks import REPEATED
+from ldpfl.data.leaks import REPEATED_PERSONS
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.other_folders import PRIVATE, TUNED
 from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
@@ -127,8 +127,8 @@ def tune(
         axes: values of each setting that is tuned, by dotted key. Every combination may be chosen.
         evaluation_epsilon: epsilon of a trial's score, a part of the trial's epsilon; by default 0.3 of it.
         max_trials: maximum number of trials; by default four times ``trials``.
-        law: distribution of the number of trials: ``poisson``, or ``geometric`` or ``logarithmic``, which vary more and cost less for
-            many trials.
+        law: distribution of the number of trials: ``poisson``, ``geometric`` or ``logarithmic``. With the last two, the number varies
+            more, and each trial gets more of the epsilon, above all if ``trials`` is large.
         seed: seed that determines all randomness. The guarantee then holds only while the seed is secret.
         data_dir: as for :func:`run`.
         device: as for :func:`run`.
@@ -145,6 +145,7 @@ def tune(
     data_settings, caller_objects = settings_and_objects(data, model)
     default = OWN if data is not None else DEFAULT
     space = _search_space(default if what is None else what, axes or {})
+    # Later changes replace earlier ones.
     changes = [*setting_texts(data_settings), *setting_texts(overrides_by_key(tune, overrides, space.recipe)), *setting_texts(settings)]
     tuning = Tuning(space, tuple(changes), target_epsilon, TrialCount.of(trials, max_trials, law), evaluation_epsilon, seed)
     if not (isfinite(target_epsilon) and target_epsilon > 0):
@@ -156,19 +157,25 @@ def tune(
         runner = runner_for(data_dir, device, display, caller_objects)
         if jobs > 1 and runner.device.type != "cpu":
             raise ConfigError(f"jobs is {jobs}, but several trials at once work only on a CPU, not on {device}: set jobs to 1")
+        # It shows the rounds of a trial as the runner's observer, and trials by its own methods.
         watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, total, cell: f"trial {number}/{total}: {setting_label(cell)}")
         chosen = run_tuning(tuning, replace(runner, observer=watched), out, watched.begins, watched.planned)
         watched.ended()
-        for caveat in (chosen.folder.result() or {}).get("caveats", ()):
-            if caveat.startswith(REPEATED):  # for whoever runs the trials, as it depends on the rows
-                display.warn(caveat)
-        if chosen.settings_tried == 1:  # a warning for whoever runs the trials: the release must not tell how many there were
-            display.warn(
-                f"by chance, all trials had the same one of {len(chosen.labels)} settings, so nothing was compared. More trials (--trials) "
-                "make this unlikely, but another tuning is another release of the same rows. Keep this to yourself: the number of trials "
-                "is secret"
-            )
+        _warn_in_private(chosen, display)
     return _write_release(tuning, chosen, out)
+
+
+def _warn_in_private(chosen: Chosen, display: ProgressDisplay) -> None:
+    """Warn whoever runs the trials of facts that the release must not reveal, as they depend on the rows or the number of trials."""
+    for caveat in (chosen.folder.result() or {}).get("caveats", ()):
+        if caveat.startswith(REPEATED_PERSONS):
+            display.warn(caveat)
+    if chosen.settings_tried == 1:
+        display.warn(
+            f"by chance, all trials had the same one of {len(chosen.labels)} settings, so nothing was compared. More trials (--trials) "
+            "make this unlikely, but another tuning is another release of the same rows. Keep this to yourself: the number of trials "
+            "is secret"
+        )
 
 
 def tuned_settings(texts: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:

@@ -459,7 +459,7 @@ class Examination:
         """Return how far (G,) chance can move the mean estimate of an unbiased mechanism from its expectation at ``position``."""
         largest, error = self._largest(position, "largest_deviation"), self.error_per_check / self.bench.groups
         if self.bench.by_weight:
-            stated = self.bench.expected_squares(position)
+            stated = self.bench.expected_squared_errors(position)
             bounds = [mean_bound(tally.count, variance, distance, error) for variance, distance in zip(stated, largest, strict=True)]
         else:  # the closed form gives no variance of a row's projection, since the errors of its weights may depend on each other
             # Twice the largest deviation bounds the width of the range of values.
@@ -470,14 +470,14 @@ class Examination:
     def _variance_checks(self) -> Iterator[Check]:
         """Yield a check of the mean squared error at each position against the mechanism's closed form."""
         for position in self.positions:
-            tally, expected = self.tallies[position], self.bench.expected_squares(position)
-            largest, error = self._largest(position, "largest_square"), self.error_per_check / self.bench.groups
-            variances_and_widths = zip(tally.square_variance, largest, strict=True)
+            tally, expected = self.tallies[position], self.bench.expected_squared_errors(position)
+            largest, error = self._largest(position, "largest_squared_error"), self.error_per_check / self.bench.groups
+            variances_and_widths = zip(tally.squared_error_variance, largest, strict=True)
             bounds = [mean_bound_empirical(tally.count, variance, width, error) for variance, width in variances_and_widths]
             rounding = self.bench.rounding(np.abs(tally.expected) + np.sqrt(largest))
             # An estimate that is rounded by r has a squared error that differs by at most 2 r times its error, plus r^2.
             slack = 2 * rounding * np.sqrt(largest) + rounding**2 + _CLOSED_FORM * expected
-            figures = np.abs(tally.mean_square - expected)
+            figures = np.abs(tally.mean_squared_error - expected)
             name = f"variance at {_position_name(position)}"
             yield self._worst_group_check(name, figures, bounds + slack, "the variance differs from the stated formula by", "squared radii")
 
@@ -488,7 +488,7 @@ class Examination:
         deviation that is stated for each layer.
         """
         largest = np.max([getattr(self.tallies[other], figure) for other in (*INSIDE, position)], axis=0)
-        stated = self.bench.expected_squares(0.0) ** (1.0 if figure == "largest_square" else 0.5)
+        stated = self.bench.expected_squared_errors(0.0) ** (1.0 if figure == "largest_squared_error" else 0.5)
         return np.asarray(stated * (largest / stated).max() if bool((stated > 0).all()) else largest)
 
     def _worst_group_check(self, name: str, figures: Floats, bounds: Floats, prefix: str, unit: str) -> Check:
@@ -539,7 +539,7 @@ class Examination:
         Estimates that are nearly always equal differ with a probability of at least V / (4 L), if V is the stated mean squared error, and L
         the largest squared error: two estimates are at most 2 sqrt(L) apart.
         """
-        tally, stated, largest = self.tallies[0.0], self.bench.expected_squares(0.0), self._largest(0.0, "largest_square")
+        tally, stated, largest = self.tallies[0.0], self.bench.expected_squared_errors(0.0), self._largest(0.0, "largest_squared_error")
         rate = np.minimum(1.0, stated / np.maximum(4 * largest, 1e-300))
         is_rare = (stated > 0) & (self.bench.groups * (1 - rate) ** tally.count > self.error_per_check)
         return bool((self._is_noisy | is_rare).all())

@@ -32,12 +32,12 @@ class Sample:
 
     Attributes:
         statistic: (n, G) estimates in radii from the center; of a row, the mean over its weights times their signs.
-        squares: (n, G) squared error in squared radii; of a row, the sum over its weights.
-        evidence: (n, G) what inputs are told apart by: as ``statistic``, but each weight of a row counts the more, the less its noise.
+        squared_errors: (n, G) squared error in squared radii; of a row, the sum over its weights.
+        evidence: (n, G) figures that distinguish inputs: as ``statistic``, but a row's weights count more if they have less noise.
     """
 
     statistic: Floats
-    squares: Floats
+    squared_errors: Floats
     evidence: Floats
 
 
@@ -73,8 +73,8 @@ class Bench:
     def draw(self, position: float) -> Sample:
         """Return the outcome of one call: encode all clients at ``position``, send the reports, read and decode them."""
         estimates = self.mechanism.decode(self.report(position), self.ranges).double()
-        squares = self._group(((estimates - self._clipped(position)) / self._radius) ** 2)
-        return Sample(self._statistic(estimates), squares, self._group(self._projected(estimates) * self._shares))
+        squared_errors = self._group(((estimates - self._clipped(position)) / self._radius) ** 2)
+        return Sample(self._statistic(estimates), squared_errors, self._group(self._projected(estimates) * self._shares))
 
     @property
     def neighbour_direction(self) -> Floats:
@@ -189,7 +189,7 @@ class Bench:
         """Return the expectation (G,) of the statistic of :class:`Sample`: its value if the estimates were the clipped input."""
         return np.asarray(self._statistic(self._clipped(position))[0])
 
-    def expected_squares(self, position: float) -> Floats:
+    def expected_squared_errors(self, position: float) -> Floats:
         """Return the expectation (G,) of the squared error, from the mechanism's closed form."""
         return np.asarray(self._group(self.mechanism.noise(self.ranges).variance(self._inputs(position)).double() / self._radius**2)[0])
 
@@ -245,35 +245,40 @@ class Bench:
 
 
 class Tally:
-    """Sums over all samples at one position, (G,) each, so that no sample has to be kept.
+    """Sums over all samples at one position, (G,) each for G groups, so that no sample has to be kept.
+
+    A *deviation* is a trial's statistic less its expectation. A *squared error* is that of :class:`Sample`. If a trial is a row, it adds up
+    over the row's weights, and so is not the square of the row's deviation.
 
     Attributes:
-        expected: expectation of the statistic.
+        expected: expectation of the statistic, if the mechanism is unbiased.
         count: number of trials of each group so far.
-        largest_deviation: largest distance of the statistic from ``expected``.
-        largest_square: largest squared error.
+        largest_deviation: largest absolute deviation.
+        largest_squared_error: largest squared error.
     """
 
     def __init__(self, expected: Floats) -> None:
+        """Begin without trials, with the expectation ``expected`` (G,) of the statistic."""
         self.expected = expected
         self.count = 0
         self.largest_deviation = np.zeros_like(expected)
-        self.largest_square = np.zeros_like(expected)
-        self._deviations, self._squared_errors = _Sums(expected.size), _Sums(expected.size)
+        self.largest_squared_error = np.zeros_like(expected)
+        groups = expected.size
+        self._deviations, self._squared_errors = _Sums(groups), _Sums(groups)
 
     def add(self, sample: Sample) -> None:
         """Add the trials of a sample to the sums."""
-        deviation = sample.statistic - self.expected
-        self.count += deviation.shape[0]
-        self.largest_deviation = np.maximum(self.largest_deviation, np.abs(deviation).max(axis=0))
-        self.largest_square = np.maximum(self.largest_square, sample.squares.max(axis=0))
-        self._deviations.add(deviation)
-        self._squared_errors.add(sample.squares)
+        deviations = sample.statistic - self.expected
+        self.count += len(deviations)
+        self.largest_deviation = np.maximum(self.largest_deviation, np.abs(deviations).max(axis=0))
+        self.largest_squared_error = np.maximum(self.largest_squared_error, sample.squared_errors.max(axis=0))
+        self._deviations.add(deviations)
+        self._squared_errors.add(sample.squared_errors)
 
     @property
     def mean_deviation(self) -> Floats:
-        """Mean distance (G,) of the statistic from its expectation."""
-        return np.asarray(self._deviations.values / self.count)
+        """Mean deviation (G,), with its sign."""
+        return np.asarray(self._deviations.totals / self.count)
 
     @property
     def variance(self) -> Floats:
@@ -281,31 +286,31 @@ class Tally:
         return self._deviations.variance(self.count)
 
     @property
-    def mean_square(self) -> Floats:
+    def mean_squared_error(self) -> Floats:
         """Mean squared error (G,)."""
-        return np.asarray(self._squared_errors.values / self.count)
+        return np.asarray(self._squared_errors.totals / self.count)
 
     @property
-    def square_variance(self) -> Floats:
+    def squared_error_variance(self) -> Floats:
         """Sample variance (G,) of the squared error."""
         return self._squared_errors.variance(self.count)
 
 
 class _Sums:
-    """The sum (G,) of the ``values`` of each group, and the sum of their ``squares``."""
+    """The ``totals`` (G,) of the values of each group, and the totals of their squares."""
 
     def __init__(self, groups: int) -> None:
-        self.values, self.squares = np.zeros(groups), np.zeros(groups)
+        self.totals, self._totals_of_squares = np.zeros(groups), np.zeros(groups)
 
     def add(self, values: Floats) -> None:
         """Add the rows of ``values`` (n, G)."""
-        self.values += values.sum(axis=0)
-        self.squares += np.einsum("ij,ij->j", values, values)
+        self.totals += values.sum(axis=0)
+        self._totals_of_squares += np.einsum("ij,ij->j", values, values)  # the sum over rows of each column's squares
 
     def variance(self, count: int) -> Floats:
         """Return the sample variance (G,) of the ``count`` values of each group."""
-        mean = self.values / count
-        return np.asarray(np.maximum(self.squares / count - mean**2, 0) * (count / (count - 1)))
+        mean = self.totals / count
+        return np.asarray(np.maximum(self._totals_of_squares / count - mean**2, 0) * (count / (count - 1)))
 
 
 def histograms(bins: Bins, statistic: Floats) -> Counts:

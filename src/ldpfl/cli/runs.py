@@ -273,7 +273,7 @@ def show(
         _print_as_json(shown_folder.result)
     else:
         _print_result(folder, shown_folder.result)
-        if shown_folder.flower:
+        if shown_folder.flower:  # the kind of the app on Flower, in words
             print(f"kind: {shown_folder.flower}")
         if shown_folder.methods:
             terminal().print(Text("\nFor a paper or an ethics board:\n" + shown_folder.methods))

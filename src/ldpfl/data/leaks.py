@@ -20,8 +20,8 @@ from ldpfl.errors import listed_names
 from ldpfl.tasks import Targets
 
 LEAK = "columns may give the target away"
-"""Start of the note on such columns. The note reveals a property of private rows."""
-REPEATED = "rows of one person are both in training and in the test"
+"""Start of the note on columns that predict the target nearly without error. The note reveals a property of private rows."""
+REPEATED_PERSONS = "rows of one person are both in training and in the test"
 """Start of the note on an identifier column with several rows of a person. The note reveals a property of private rows."""
 EMPTY = "columns without any value"
 """Start of the note on empty input columns. The note reveals a property of private rows."""
@@ -87,9 +87,9 @@ def notes_on_cells(table: Table, config: DataConfig) -> Iterator[str]:
             persons = [word for word in column_words(table, name) if word]
             if len(set(persons)) < len(persons):
                 yield (
-                    f"{REPEATED}, and are not protected together: {len(persons):,} rows have {len(set(persons)):,} different values of "
-                    f"{name}. So scores and intervals are too good, and one row is protected, not one person. Where a value means a "
-                    f"person, set --person {name} (data.person)"
+                    f"{REPEATED_PERSONS}, and are not protected together: {len(persons):,} rows have {len(set(persons)):,} different "
+                    f"values of {name}. So scores and intervals are too good, and one row is protected, not one person. Where a value "
+                    f"means a person, set --person {name} (data.person)"
                 )
     shares = {name: column_words(table, name, values=config.categories.get(name, ())).count("") / len(table) for name in config.columns}
     empty = [name for name, share in shares.items() if share == 1]

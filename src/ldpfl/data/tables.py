@@ -292,7 +292,10 @@ def _table_files(path: Path) -> list[Path]:
 
 
 def _read_csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Table:
-    """Read a CSV file, whose first line decides the delimiter. Strict if ``only`` is None, else what cannot be read counts as missing."""
+    """Read a CSV file, whose first line decides the delimiter. Strict if ``only`` is None, else what cannot be read counts as missing.
+
+    Messages may name columns of the file if ``names_shown``, see :func:`read_table`.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -377,9 +380,11 @@ def _has_decimal_point(column: Column) -> bool:
 
 
 def _read_rows(path: Path, reader: Any, names_shown: bool, *, strict: bool) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return the header, the cells of each row, and the number of each row's last line.
+    """Return the header, the cells of each row, and the number of each row's last line in the file ``path``.
 
     Args:
+        reader: yields the rows of the file, the header first, as :func:`csv.reader` does.
+        names_shown: whether error messages may quote names of the header.
         strict: whether a row with another number of cells than the header is an error; else all its cells become empty.
     """
     header: list[str] = []
@@ -470,6 +475,7 @@ def _table_of_frame(
 
     Args:
         strict: whether a cell of an unsupported type is an error; else it becomes empty.
+        names_shown: whether error messages may quote names of columns.
     """
     origin = where(0).rpartition(",")[0]  # the place of a row without the row
     if not frame.columns.size:

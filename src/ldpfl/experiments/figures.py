@@ -385,9 +385,10 @@ STOPPED = "training stopped after round"
 
 
 def last_round_before_stopping(federation: Federation, checkpoint: Checkpoint) -> int | None:
-    """Return the last round in which clients trained, if the validation loss ended training early; None otherwise.
+    """Return the last round in which clients trained, if the validation loss ended training before the run's end; None otherwise.
 
-    Rounds after that have no validation loss.
+    The rounds that follow are counted and charged, but no client trains, so they have no validation loss. If there is none that follows,
+    training did not end early, and the result is None.
     """
     trained_rounds = [metrics.round for metrics in checkpoint.history if metrics.validation is not None]
     if federation.has_stopped(checkpoint.history) and trained_rounds[-1] < checkpoint.state.round:

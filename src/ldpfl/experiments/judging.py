@@ -16,7 +16,7 @@ from ldpfl.simulation import Federation
 from ldpfl.simulation.local_training import measured
 from ldpfl.tasks import unusable, weighted_metrics
 from ldpfl.tasks.outcomes import appended_times, median_class, positive_count, survival_probabilities
-from ldpfl.tasks.weighted_metrics import Figures, Floats
+from ldpfl.tasks.weighted_metrics import Floats, WeightedFigures
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +36,8 @@ class EvaluatedModel:
     scores: dict[str, float]
     predicted: Floats = field(default_factory=lambda: np.empty(0))
     observed: NDArray[Any] = field(default_factory=lambda: np.empty(0))
-    metrics_function: Callable[[Floats, Any], Figures] | None = None
-    figures: Figures | None = None
+    metrics_function: Callable[[Floats, Any], WeightedFigures] | None = None
+    figures: WeightedFigures | None = None
     unusable: bool = False
     constant: bool = False
     classes: NDArray[np.int64] | None = None
@@ -134,7 +134,7 @@ _TOLERANCE = 1e-6
 """Difference between outputs, as a fraction of the largest one, up to which it counts as rounding."""
 
 
-_MetricsInput = tuple[Callable[[Floats, Any], Figures], Floats, NDArray[Any]]
+_MetricsInput = tuple[Callable[[Floats, Any], WeightedFigures], Floats, NDArray[Any]]
 """Function that computes weighted metrics, and its two arguments: outputs and observed targets, in the form that it takes."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from math import inf, isfinite, nan, sqrt
@@ -155,17 +155,25 @@ def curves(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Curve]:
 
 
 def group_results(results: Sequence[tuple[Cell, Result]]) -> dict[tuple[str, Point], dict[str, Result]]:
-    """Return, for each variant and point, the results of the runs with all seeds, by the name of the run's folder."""
-    folders_by_variant: dict[str, dict[Point, set[str]]] = {}
+    """Return the results of each variant and point: one result for each seed, by the name of the run's folder.
+
+    A variant that fixes the settings of all axes has the same runs at every point. It gets one entry, with an empty point.
+    """
+    names_by_variant: dict[str, dict[Point, set[str]]] = {}  # names of the runs' folders
     for cell, _ in results:
-        folders_by_variant.setdefault(cell.variant, {}).setdefault(cell.point, set()).add(cell.folder_name)
+        names_by_variant.setdefault(cell.variant, {}).setdefault(cell.point, set()).add(cell.folder_name)
+    fixed_variants = {variant for variant, names_by_point in names_by_variant.items() if _has_same_runs_at_all_points(names_by_point)}
     grouped: dict[tuple[str, Point], dict[str, Result]] = {}
     for cell, result in results:
-        folders_by_point = folders_by_variant[cell.variant]
-        # A variant that fixes the settings of all axes has the same runs at every point, so it gets one entry, with an empty point.
-        is_same_everywhere = len(folders_by_point) > 1 and all(runs == folders_by_point[cell.point] for runs in folders_by_point.values())
-        grouped.setdefault((cell.variant, () if is_same_everywhere else cell.point), {})[cell.folder_name] = result
+        point = () if cell.variant in fixed_variants else cell.point
+        grouped.setdefault((cell.variant, point), {})[cell.folder_name] = result
     return grouped
+
+
+def _has_same_runs_at_all_points(names_by_point: Mapping[Point, set[str]]) -> bool:
+    """Return whether a variant has several points, and runs in the same folders at each of them."""
+    first, *others = names_by_point.values()
+    return bool(others) and all(names == first for names in others)
 
 
 def _curve_of(row: Row, results: dict[str, Result], runs: Path) -> Curve:

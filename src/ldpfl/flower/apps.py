@@ -7,6 +7,8 @@ Where ``data.name`` is ``node``, each client trains on the table that its operat
 terms say how the table's columns are read. The server measures on its own rows, ``data.test_path``. Built-in data come from the folder
 ``LDPFL_DATA_DIR`` in the node's environment, or in a simulation from ``data-dir`` in the node's config; ``partition-id`` selects a client's
 part of them. The node's operator decides what a node allows: see ``ldpfl.flower.operator_node``.
+
+A result that is marked PRIVATE is not randomised yet, so it must not leave the node.
 """
 
 from __future__ import annotations
@@ -52,9 +54,9 @@ _MIN_USABLE_SHARE = 0.5
 
 
 def train(message: Message, context: Context) -> Message:
-    """Train the node's client on its own part of the data, and return its weights: PRIVATE, for ``LdpClientApp`` to protect.
+    """Train the node's client on its own part of the data, and reply with its weights: PRIVATE, which ``LdpClientApp`` then randomises.
 
-    The run's config is not read: the node's policy has judged the terms, but not the run's config.
+    Settings come from the round's terms alone, since the node's policy has judged these. It has not judged the run config in ``context``.
     """
     with app_folders_off_path():  # training needs no module of the app's folder, and one there could replace a library's optional import
         return _local_result(message, context)

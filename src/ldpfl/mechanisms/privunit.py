@@ -111,7 +111,8 @@ class PrivUnitG(VectorMechanism):
         """Return each client's noisy direction times its noisy length, or times ``norm`` if lengths are not sent."""
         values = require_finite(values, ranges)
         source, law, sent = as_source(generator), self.law, torch.empty_like(values)
-        center, row_blocks = ranges.expand()[0], list(client_blocks(len(values), ranges.dimension))
+        center, _ = ranges.expand()
+        row_blocks = list(client_blocks(len(values), ranges.dimension))
         lengths = np.empty(len(values))
         for rows in row_blocks:  # the directions are computed again below, so that those of all clients need no memory
             block = slice(rows.start, rows.stop)
@@ -174,7 +175,8 @@ class _DirectionNoise(Noise):
         variance 1 - u_j^2, so E[Z_j^2] = (1 + (E[alpha^2] - 1) u_j^2) / m^2. A zero vector has a random direction of mean 0, with
         u_j^2 = 1 / d.
         """
-        offset = values.double() - self.ranges.expand()[0]
+        center, _ = self.ranges.expand()
+        offset = values.double() - center
         length = torch.linalg.vector_norm(offset, dim=1, keepdim=True)
         squares = torch.where(length > 0, (offset / length) ** 2, 1 / self.ranges.dimension)  # u_j^2; 0 / 0 is not taken
         clipped = length.clamp_max(self.mechanism.norm)
@@ -196,7 +198,8 @@ class _DirectionNoise(Noise):
         scale = self.mechanism.law.scale
         if not self.mechanism.magnitude_share:
             return torch.full_like(mean, self.mechanism.norm**2 / (scale**2 * clients), dtype=torch.float32)
-        offset = mean.double() - self.ranges.expand()[0]
+        center, _ = self.ranges.expand()
+        offset = mean.double() - center
         squared_length = float(offset.square().sum())
         noise_factor = (self.ranges.dimension / scale**2 + 1) / clients  # factor of V in E|mean - center|^2
         length = self._estimated_length(squared_length, noise_factor, clients)
@@ -218,13 +221,18 @@ class _DirectionNoise(Noise):
             return 0 * length + self.mechanism.norm**2  # in the shape of ``length``
         return self.mechanism.norm * length + self.mechanism.norm**2 * (Duchi(self.mechanism.length_epsilon).gain ** 2 - 1) / 4
 
-    def _estimated_length(self, squared_length: float, factor: float, clients: int) -> float:
-        """Return the length N in [0, norm] for which (1 - 1 / clients) N^2 + ``factor`` _second_moment(N) = ``squared_length``."""
-        square, linear = 1 - 1 / clients, factor * self.mechanism.norm
-        rest = squared_length - factor * self._second_moment(0.0)
-        if rest <= 0:  # the noise alone explains the mean
+    def _estimated_length(self, squared_length: float, noise_factor: float, clients: int) -> float:
+        """Return the length N in [0, norm] of a client's vector that explains the ``squared_length`` of the mean of ``clients`` reports.
+
+        N solves (1 - 1 / clients) N^2 + ``noise_factor`` V(N) = ``squared_length``, where V(N) is :meth:`_second_moment`. The left side is
+        the expected squared length, see :meth:`mean_variance`.
+        """
+        # As V(N) = norm * N + V(0), this is the quadratic equation  square N^2 + linear N = rest.
+        square, linear = 1 - 1 / clients, noise_factor * self.mechanism.norm
+        rest = squared_length - noise_factor * self._second_moment(0.0)
+        if rest <= 0:  # the noise alone explains the mean's length
             return 0.0
-        # The positive root of the quadratic equation, in a form in which no digits cancel.
+        # The positive root, in a form in which no digits cancel.
         return min(self.mechanism.norm, 2 * rest / (linear + sqrt(linear**2 + 4 * square * rest)))
 
     def _worst_variance(self) -> float:

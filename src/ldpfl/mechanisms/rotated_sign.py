@@ -133,16 +133,21 @@ class RotatedSign(Mechanism, PerRound):
         return BitReports.from_encoder(make_encoder, *signs.shape)
 
     def signs_and_lengths(self, values: Tensor, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
-        """Return the signs -1, 0 or 1 of the rotated rows, (K, D) int8, and the rows' lengths relative to ``norm``, at most 1, (K,)."""
-        values, center = require_finite(values, ranges), ranges.expand()[0]
+        """Return the signs -1, 0 or 1 (K, D) int8 of the updates in ``values`` (K, d), rotated, and the updates' lengths (K,).
+
+        An update is a row of ``values`` less the ranges' center. Its rotation is that of the round :attr:`round`. Lengths are multiples of
+        ``norm``, at most 1, or 1 if ``norm`` is 0.
+        """
+        values = require_finite(values, ranges)
+        center, _ = ranges.expand()
         signs = torch.empty(len(values), rotated_size(ranges.dimension), dtype=torch.int8)
         lengths = torch.empty(len(values), dtype=torch.float64)
         for rows in client_blocks(*signs.shape):  # so that intermediate arrays stay small
             block = slice(rows.start, rows.stop)
-            offset = (values[block] - center).float() if bool(center.any()) else values[block]
+            updates = (values[block] - center).float() if bool(center.any()) else values[block]
             # Scaled by the largest entry, so that no square underflows or overflows, whatever center a server chose.
-            largest = offset.abs().amax(dim=1, keepdim=True)
-            scaled = torch.where(largest > 0, offset / largest, 0.0)
+            largest = updates.abs().amax(dim=1, keepdim=True)
+            scaled = torch.where(largest > 0, updates / largest, 0.0)
             # NumPy always adds up a row in the same order; PyTorch's order depends on the number of rows.
             squares = np.square(scaled.numpy(), dtype=np.float64).sum(axis=1)
             lengths[block] = torch.from_numpy(np.sqrt(squares)) * largest[:, 0]
@@ -187,7 +192,8 @@ class RotatedSign(Mechanism, PerRound):
 
     def _rotate_back(self, mean: Tensor, ranges: LayerRanges) -> Tensor:
         """Rotate ``mean`` (..., D) back to weights, (..., d), and add the ranges' center."""
-        return (ranges.expand()[0] + rotate_back(mean.double(), ranges.dimension, self.round)).float()
+        center, _ = ranges.expand()
+        return (center + rotate_back(mean.double(), ranges.dimension, self.round)).float()
 
     def release(self, ranges: LayerRanges) -> BinaryRelease:
         """Return the release: one bit for each group of rotated coordinates, about a coordinate that is drawn in secret."""

@@ -502,7 +502,10 @@ def charge_lost(path: Path, rounds: int, nodes: int, like: int | None = None) ->
 
 
 def note_refusal(connection: sqlite3.Connection, reason: str) -> None:
-    """Count a refusal, and store ``reason`` as the last one. A stored reason that the budget was moved stays: it names the new file."""
+    """Count a refusal, and store ``reason`` as the last one.
+
+    The reason of a budget that was moved, which begins with :data:`MOVED`, is never replaced: it names the new file.
+    """
     connection.execute(
         "INSERT INTO refusals VALUES (1, ?, ?, 1) ON CONFLICT (id) DO UPDATE SET at = excluded.at, times = times + 1, "
         "reason = iif(instr(reason, ?) = 1, reason, excluded.reason)",

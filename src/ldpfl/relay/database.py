@@ -45,7 +45,8 @@ def open_engine(store: str) -> Engine:
 
     Raises:
         ConfigError: the store cannot be opened, or is of another version.
-        UnfitStore: the store's tables are not as the relay makes them, others may use the tables, or the connection is not encrypted.
+        UnfitStore: the store's tables are not as the relay makes them, others may use the tables, or the connection leads to another
+            machine and is not encrypted and verified.
     """
     store_name = store.partition("://")[0]  # for messages: only the scheme, until _make_engine returns a name without the password
     try:

@@ -166,7 +166,7 @@ def connect(store: str) -> BoundedConnection:
     """Connect to the store, and set up the connection.
 
     Raises:
-        UnfitStore: the connection is not encrypted where it must be, or its settings or its role are not as they must be.
+        UnfitStore: the connection is not encrypted and verified where it must be, or its settings or its role are not as they must be.
     """
     parameters = connection_parameters(store)
     check_not_readable_on_network(parameters)
@@ -175,7 +175,7 @@ def connect(store: str) -> BoundedConnection:
     options: dict[str, Any] = {**_CONNECTION_OPTIONS, **checked, "gssencmode": "disable"}  # with GSS encryption, libpq uses no TLS
     connection = BoundedConnection.connect(make_conninfo(store, **options))
     try:
-        _check_connected(connection, parameters)
+        _check_local_or_verified(connection, parameters)
         connection.add_notice_handler(connection.log_notice)
         prepare_session(connection)
     except BaseException:
@@ -184,17 +184,18 @@ def connect(store: str) -> BoundedConnection:
     return connection
 
 
-def _check_connected(connection: BoundedConnection, parameters: dict[str, str]) -> None:
-    """Raise unless the open connection leads to this machine or is encrypted.
+def _check_local_or_verified(connection: BoundedConnection, parameters: dict[str, str]) -> None:
+    """Raise unless the open connection leads to this machine, or is encrypted to a server whose certificate and name were verified.
 
     :func:`check_not_readable_on_network` has accepted the host's name, but the name may lead to another machine.
     """
     host = connection.pgconn.hostaddr.decode() or connection.pgconn.host.decode()
-    mode = {option.keyword: option.val for option in connection.pgconn.info}[b"sslmode"]
-    if not _is_this_machine(host) and not (connection.pgconn.ssl_in_use and mode == _VERIFY_FULL.encode()):
+    mode = ({option.keyword: option.val for option in connection.pgconn.info}[b"sslmode"] or b"").decode()
+    if not _is_this_machine(host) and not (connection.pgconn.ssl_in_use and mode == _VERIFY_FULL):
         raise UnfitStore(
-            f"the connection to the store {address_without_password(parameters)} leads to {host} and is not encrypted: "
-            f"add ?sslmode={_VERIFY_FULL}&sslrootcert=FILE to its URL, where FILE is the certificate of the database's authority"
+            f"the connection to the store {address_without_password(parameters)} leads to {host} and is not both encrypted and "
+            f"verified (sslmode={mode}): add ?sslmode={_VERIFY_FULL}&sslrootcert=FILE to its URL, where FILE is the certificate of the "
+            "database's authority"
         )
 
 

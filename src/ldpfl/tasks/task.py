@@ -16,7 +16,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.tasks import outcomes, weighted_metrics as metrics
 from ldpfl.tasks.outcomes import MetricOfAllRows
 from ldpfl.tasks.survival import concordance
-from ldpfl.tasks.weighted_metrics import ACCURACY as ACCURACY, Figures, Floats
+from ldpfl.tasks.weighted_metrics import ACCURACY as ACCURACY, Floats, WeightedFigures
 from ldpfl.util.suggestions import did_you_mean
 from ldpfl.util.user_code import call_user_code, is_code
 
@@ -228,25 +228,25 @@ class _Perplexity:
         return float(torch.tensor(self._loss / self._tokens).exp()) if self._tokens else nan
 
 
-def _metric(function: Callable[[Tensor, Tensor], float]) -> Callable[[], Metric]:
+def _metric_factory(function: Callable[[Tensor, Tensor], float]) -> Callable[[], Metric]:
     """Return a function that creates the metric which ``function`` computes from the outputs and targets of all rows."""
     return lambda: MetricOfAllRows(function)
 
 
-def _figure(
-    name: str, figures_of: Callable[[Floats, Any], Figures], predict: Callable[[Tensor, Tensor], Tensor], factor: float = 1.0
+def _figure_factory(
+    name: str, figures_of: Callable[[Floats, Any], WeightedFigures], predict: Callable[[Tensor, Tensor], Tensor], factor: float = 1.0
 ) -> Callable[[], Metric]:
-    """Return a function that creates the metric ``name``.
+    """Return a function that creates the metric ``name``: the figure of this name over all rows, times ``factor``.
 
-    ``predict`` turns outputs and targets (N,) into predictions (N,). From these and the targets, ``figures_of`` computes figures of all
-    rows. The metric is the figure called ``name``, times ``factor``.
+    ``predict`` turns outputs and targets (N,) into predictions (N,). ``figures_of`` takes these and the targets, and returns their figures
+    as a function of how often each row counts. Here each row counts once.
     """
 
-    def figure(outputs: Tensor, targets: Tensor) -> float:
-        figures = figures_of(predict(outputs, targets).double().numpy(), targets.double().numpy())
-        return metrics.figures_of_all_rows(figures, len(targets))[name] * factor
+    def figure_times_factor(outputs: Tensor, targets: Tensor) -> float:
+        weighted_figures = figures_of(predict(outputs, targets).double().numpy(), targets.double().numpy())
+        return metrics.figures_of_all_rows(weighted_figures, len(targets))[name] * factor
 
-    return _metric(figure)
+    return _metric_factory(figure_times_factor)
 
 
 def _value_or_nan(metric: Metric) -> float:
@@ -283,7 +283,11 @@ def _classification(outputs: int, _scale: float) -> Task:
             return metrics.mean_auroc(log_odds.numpy(), identity[targets.numpy()][:, 1:])
         return metrics.mean_auroc(logits.softmax(dim=1).numpy(), identity[targets.numpy()])
 
-    by_name: dict[str, Callable[[], Metric]] = {ACCURACY: _Accuracy, metrics.MACRO_F1: _metric(f1), metrics.AUROC: _metric(auroc)}
+    by_name: dict[str, Callable[[], Metric]] = {
+        ACCURACY: _Accuracy,
+        metrics.MACRO_F1: _metric_factory(f1),
+        metrics.AUROC: _metric_factory(auroc),
+    }
     if outputs == 2:  # the AUROC comes first, as the main metric: always to predict "no" has a high accuracy for a rare outcome
         by_name = {metrics.AUROC: by_name.pop(metrics.AUROC), **by_name}
     return Task("classification", "class", _cross_entropy, by_name)
@@ -307,7 +311,7 @@ def _multilabel(_outputs: int, _scale: float) -> Task:
     def exact_match() -> Metric:
         return _Accuracy(lambda logits, labels: ((logits > 0) == (labels > 0)).all(dim=1), "classes")
 
-    by_name = {metrics.AUROC: _metric(auroc), metrics.MACRO_F1: _metric(f1), metrics.EXACT_MATCH: exact_match}
+    by_name = {metrics.AUROC: _metric_factory(auroc), metrics.MACRO_F1: _metric_factory(f1), metrics.EXACT_MATCH: exact_match}
     return Task("multilabel", "classes", losses, by_name)
 
 
@@ -321,8 +325,8 @@ def _regression(_outputs: int, scale: float) -> Task:
         """Return the squared errors (B,) of ``predictions`` (B, 1) or (B,); 0 where ``targets`` (B,) are NaN."""
         return _zero_where_absent(F.mse_loss(numbers(predictions, targets), targets.nan_to_num(), reduction="none"), targets)
 
-    r2 = _figure("R2", metrics.number_figures, numbers)
-    mae = _figure("MAE", metrics.number_figures, numbers, scale)
+    r2 = _figure_factory("R2", metrics.number_figures, numbers)
+    mae = _figure_factory("MAE", metrics.number_figures, numbers, scale)
     return Task("regression", "number", losses, {"R2": r2, "MAE": mae})
 
 
@@ -348,8 +352,8 @@ def _poisson(_outputs: int, scale: float) -> Task:
     def counts(outputs: Tensor, targets: Tensor) -> Tensor:
         return outcomes.positive_count(outputs.reshape(targets.shape))
 
-    deviance = _figure(metrics.DEVIANCE, metrics.count_figures, counts)
-    mae = _figure("MAE", metrics.count_figures, counts, scale)
+    deviance = _figure_factory(metrics.DEVIANCE, metrics.count_figures, counts)
+    mae = _figure_factory("MAE", metrics.count_figures, counts, scale)
     return Task("poisson", "count", losses, {metrics.DEVIANCE: deviance, "MAE": mae})
 
 
@@ -365,7 +369,7 @@ def _ordinal(_outputs: int, _scale: float) -> Task:
         return _Accuracy(lambda logits, classes: outcomes.median_class(logits) == classes, "ordered")
 
     kappa, error = (
-        _figure(name, metrics.ordered_class_figures, lambda logits, classes: outcomes.median_class(logits))
+        _figure_factory(name, metrics.ordered_class_figures, lambda logits, classes: outcomes.median_class(logits))
         for name in (metrics.KAPPA, metrics.CLASS_ERROR)
     )
     return Task("ordinal", "ordered", losses, {metrics.KAPPA: kappa, ACCURACY: accuracy, metrics.CLASS_ERROR: error})
@@ -380,7 +384,7 @@ def _survival(_outputs: int, _scale: float) -> Task:
         predicted_times = outcomes.survival_probabilities(logits).sum(dim=1)  # the sum of probabilities is the expected number
         return concordance(times, events, predicted_times.numpy())
 
-    return Task("survival", "survival", outcomes.hazard_losses, {metrics.CONCORDANCE: _metric(harrells_c)})
+    return Task("survival", "survival", outcomes.hazard_losses, {metrics.CONCORDANCE: _metric_factory(harrells_c)})
 
 
 # Each function takes the number of outputs, and the size of one unit of the scaled targets. Few tasks depend on both.

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Figures:
+class WeightedFigures:
     """Figures of a model on n rows, as a function of how often each row is drawn.
 
     Most figures follow from sums over the drawn rows. Each row adds its ``row_terms`` (n, S) to S sums, as often as it is drawn. So all
@@ -68,8 +68,8 @@ def name_at_threshold(figure: str, threshold: str) -> str:
     return f"{figure} at {threshold}"
 
 
-def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: float | None = None) -> Figures:
-    """Return the :class:`Figures` of a two-class model.
+def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: float | None = None) -> WeightedFigures:
+    """Return the :class:`WeightedFigures` of a two-class model.
 
     The model predicts risks whose log odds are ``logits`` (n,). ``events`` (n,) says which rows had the event. With a ``threshold``, the
     figures of rows flagged from this risk on are added to those at 0.5 and at the base rate.
@@ -99,22 +99,22 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
     def figures(counts: Floats) -> dict[str, Floats]:
         """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
         # One sum for each of ``parts``, in the same order.
-        rows, observed_events, risk, brier, right, found_events, *at_thresholds = (counts @ row_terms).T
-        # Found events, plus rows without an event that were predicted wrongly: (rows - right) less the missed events.
-        predicted_events = rows - right - observed_events + 2 * found_events
+        drawn_rows, observed_events, risk, brier, right, found_events, *at_thresholds = (counts @ row_terms).T
+        # Found events, plus rows without an event that were predicted wrongly: (drawn_rows - right) less the missed events.
+        predicted_events = drawn_rows - right - observed_events + 2 * found_events
         auroc, precision = ranked(counts)
-        other_rows, predicted_others = rows - observed_events, rows - predicted_events
+        other_rows, predicted_others = drawn_rows - observed_events, drawn_rows - predicted_events
         f1_of_events = 2 * found_events / (predicted_events + observed_events)
         f1_of_others = 2 * (right - found_events) / (predicted_others + other_rows)
         values = {
             AUROC: auroc,
             PRECISION: precision,
-            BRIER: brier / rows,
-            PREDICTED: risk / rows,
-            OBSERVED: observed_events / rows,
+            BRIER: brier / drawn_rows,
+            PREDICTED: risk / drawn_rows,
+            OBSERVED: observed_events / drawn_rows,
             SLOPE: slope(counts),
-            ACCURACY: right / rows,
-            COMMONEST: (observed_events if is_common else other_rows) / rows,
+            ACCURACY: right / drawn_rows,
+            COMMONEST: (observed_events if is_common else other_rows) / drawn_rows,
             MACRO_F1: (np.nan_to_num(f1_of_events) + np.nan_to_num(f1_of_others)) / 2,
         }
         for place, name in enumerate(flagged):
@@ -124,11 +124,11 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
             values[name_at_threshold(PPV, name)] = flagged_events / flagged_rows
         return values
 
-    return Figures(figures, shares)
+    return WeightedFigures(figures, shares)
 
 
-def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> Figures:
-    """Return the :class:`Figures` of a classifier of K classes with ``logits`` (n, K), for the observed ``classes`` (n,) of n rows.
+def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> WeightedFigures:
+    """Return the :class:`WeightedFigures` of a classifier of K classes with ``logits`` (n, K), for the observed ``classes`` (n,).
 
     The Brier score adds up over the classes. The calibration slope is the factor on all logits that makes ``classes`` most likely. In a
     resample it is approximated by one Newton step from the factor of all rows.
@@ -145,18 +145,18 @@ def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> Figures
     def figures(counts: Floats) -> dict[str, Floats]:
         """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
         *by_class, brier = (counts @ row_terms).T
-        right, predicted_counts, observed_counts = np.split(np.array(by_class), 3)
-        rows = counts.sum(axis=1)
+        right, predicted_counts, observed_counts = np.split(np.array(by_class), 3)  # (K, B) each
+        drawn_rows = counts.sum(axis=1)
         f1 = 2 * right / (predicted_counts + observed_counts)
-        values = {ACCURACY: right.sum(axis=0) / rows, COMMONEST: observed_counts[commonest] / rows}
+        values = {ACCURACY: right.sum(axis=0) / drawn_rows, COMMONEST: observed_counts[commonest] / drawn_rows}
         values[MACRO_F1] = _mean_over_classes(f1[counted_classes])
-        return {**values, **auroc(counts), BRIER: brier / rows, SLOPE: slope(counts)}
+        return {**values, **auroc(counts), BRIER: brier / drawn_rows, SLOPE: slope(counts)}
 
-    return Figures(figures, {ACCURACY: (predicted * observed).sum(axis=1), COMMONEST: observed[:, commonest]})
+    return WeightedFigures(figures, {ACCURACY: (predicted * observed).sum(axis=1), COMMONEST: observed[:, commonest]})
 
 
-def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> Figures:
-    """Return the :class:`Figures` of a model with ``logits`` (n, L), for L observed ``labels`` (n, L) of each row.
+def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> WeightedFigures:
+    """Return the :class:`WeightedFigures` of a model with ``logits`` (n, L), for L observed ``labels`` (n, L) of each row.
 
     Only labels that some rows have and others lack count.
     """
@@ -169,18 +169,18 @@ def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> Figures:
     def figures(counts: Floats) -> dict[str, Floats]:
         """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
         *by_label, right = (counts @ row_terms).T
-        found_counts, predicted_counts, observed_counts = np.split(np.array(by_label), 3)
-        rows = counts.sum(axis=1)
+        found_counts, predicted_counts, observed_counts = np.split(np.array(by_label), 3)  # (L, B) each
+        drawn_rows = counts.sum(axis=1)
         # A resample in which all drawn rows have a label, or none has it, has no F1 of that label.
-        has_f1 = (observed_counts > 0) & (observed_counts < rows)
+        has_f1 = (observed_counts > 0) & (observed_counts < drawn_rows)
         f1 = np.where(has_f1, np.nan_to_num(2 * found_counts / (predicted_counts + observed_counts)), np.nan)
-        return {**auroc(counts), MACRO_F1: _mean_over_classes(f1[counted_labels]), EXACT_MATCH: right / rows}
+        return {**auroc(counts), MACRO_F1: _mean_over_classes(f1[counted_labels]), EXACT_MATCH: right / drawn_rows}
 
-    return Figures(figures, {EXACT_MATCH: exact[:, 0].astype(np.float64)})
+    return WeightedFigures(figures, {EXACT_MATCH: exact[:, 0].astype(np.float64)})
 
 
-def number_figures(predictions: Floats, targets: Floats) -> Figures:
-    """Return the :class:`Figures` of ``predictions`` (n,) against observed numbers ``targets`` (n,).
+def number_figures(predictions: Floats, targets: Floats) -> WeightedFigures:
+    """Return the :class:`WeightedFigures` of ``predictions`` (n,) against observed numbers ``targets`` (n,).
 
     R2 is NaN if all targets are equal, and NaN or infinite in a resample whose targets are equal.
     """
@@ -192,38 +192,49 @@ def number_figures(predictions: Floats, targets: Floats) -> Figures:
 
     def figures(counts: Floats) -> dict[str, Floats]:
         """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
-        rows, squared_errors, absolute_errors, centered_sum, centered_squares, predicted, observed = (counts @ row_terms).T
-        around_mean = centered_squares - centered_sum**2 / rows if varies else np.full_like(rows, np.nan)
-        errors = {"R2": 1 - squared_errors / around_mean, "MAE": absolute_errors / rows, "RMSE": np.sqrt(squared_errors / rows)}
-        return {**errors, MEAN_PREDICTION: predicted / rows, OBSERVED_MEAN: observed / rows}
+        # One sum for each column of ``row_terms``.
+        drawn_rows, squared_errors, absolute_errors, centered_sum, centered_squares, predicted, observed = (counts @ row_terms).T
+        squares_around_mean = centered_squares - centered_sum**2 / drawn_rows if varies else np.full_like(drawn_rows, np.nan)
+        return {
+            "R2": 1 - squared_errors / squares_around_mean,
+            "MAE": absolute_errors / drawn_rows,
+            "RMSE": np.sqrt(squared_errors / drawn_rows),
+            MEAN_PREDICTION: predicted / drawn_rows,
+            OBSERVED_MEAN: observed / drawn_rows,
+        }
 
-    return Figures(figures)
+    return WeightedFigures(figures)
 
 
-def count_figures(expected: Floats, counts: Floats) -> Figures:
-    """Return the :class:`Figures` of predicted counts (``expected`` (n,), above 0) against observed ``counts`` (n,).
+def count_figures(expected: Floats, counts: Floats) -> WeightedFigures:
+    """Return the :class:`WeightedFigures` of predicted counts (``expected`` (n,), above 0) against observed ``counts`` (n,).
 
     The figures are the share of the Poisson deviance around the mean that is explained, the mean absolute error, and both means. The share
     is NaN if all counts are equal, and NaN or infinite in a resample whose counts are equal.
     """
-    count_terms = xlogy(counts, counts)
-    deviances = count_terms - xlogy(counts, expected) - counts + expected
-    row_terms = np.stack([np.ones_like(counts), counts, count_terms, deviances, np.abs(expected - counts), expected], axis=1)
+    y_log_y = xlogy(counts, counts)  # for a count y
+    half_deviances = y_log_y - xlogy(counts, expected) - counts + expected
+    row_terms = np.stack([np.ones_like(counts), counts, y_log_y, half_deviances, np.abs(expected - counts), expected], axis=1)
     varies = float(np.ptp(counts)) > 0
 
     def figures(times_drawn: Floats) -> dict[str, Floats]:
         """Return each figure (B,) by name, for ``times_drawn`` (B, n): how often each row is drawn in each resample."""
-        rows, count_sum, count_terms_sum, deviance, error_sum, expected_sum = (times_drawn @ row_terms).T
-        # Both deviances are halved. Around the mean m, the half deviance is the sum of y log(y / m) over counts y, as y - m adds up to 0.
-        around_mean = count_terms_sum - xlogy(count_sum, count_sum / rows)
-        explained = 1 - deviance / around_mean if varies else np.full(len(times_drawn), np.nan)
-        return {DEVIANCE: explained, "MAE": error_sum / rows, MEAN_PREDICTION: expected_sum / rows, OBSERVED_MEAN: count_sum / rows}
+        # One sum for each column of ``row_terms``.
+        drawn_rows, count_sum, y_log_y_sum, half_deviance, error_sum, expected_sum = (times_drawn @ row_terms).T
+        # Around the mean m, the half deviance is the sum of y log(y / m) over the drawn counts y, as y - m adds up to 0.
+        half_deviance_around_mean = y_log_y_sum - xlogy(count_sum, count_sum / drawn_rows)
+        return {
+            DEVIANCE: 1 - half_deviance / half_deviance_around_mean if varies else np.full(len(times_drawn), np.nan),
+            "MAE": error_sum / drawn_rows,
+            MEAN_PREDICTION: expected_sum / drawn_rows,
+            OBSERVED_MEAN: count_sum / drawn_rows,
+        }
 
-    return Figures(figures)
+    return WeightedFigures(figures)
 
 
-def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> Figures:
-    """Return the :class:`Figures` of ``predicted`` ordered classes (n,) against observed ``classes`` (n,).
+def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> WeightedFigures:
+    """Return the :class:`WeightedFigures` of ``predicted`` ordered classes (n,) against observed ``classes`` (n,).
 
     Cohen's kappa with quadratic weights is 1 - s / s0. s is the mean squared distance of predicted and observed classes. s0 is that of
     independent draws from both.
@@ -237,16 +248,18 @@ def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> Figu
 
     def figures(counts: Floats) -> dict[str, Floats]:
         """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
-        rows, distances_squared, predicted_sum, observed_sum, squares_sum, right, error = (counts @ row_terms).T
+        # One sum for each column of ``row_terms``.
+        drawn_rows, squared_distances, predicted_sum, observed_sum, squares_sum, right, error = (counts @ row_terms).T
         # Sums stand for the means s and s0: in their ratio, the number of rows cancels.
-        independent = squares_sum - 2 * predicted_sum * observed_sum / rows
-        return {KAPPA: 1 - distances_squared / independent, ACCURACY: right / rows, CLASS_ERROR: error / rows}
+        squared_distances_if_independent = squares_sum - 2 * predicted_sum * observed_sum / drawn_rows
+        kappa = 1 - squared_distances / squared_distances_if_independent
+        return {KAPPA: kappa, ACCURACY: right / drawn_rows, CLASS_ERROR: error / drawn_rows}
 
-    return Figures(figures, {ACCURACY: (distance == 0).astype(np.float64)})
+    return WeightedFigures(figures, {ACCURACY: (distance == 0).astype(np.float64)})
 
 
-def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -> Figures:
-    """Return the :class:`Figures` of a model that predicts ``survival`` (n, K), the probability that a time lies beyond each of ``cuts``.
+def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -> WeightedFigures:
+    """Return the :class:`WeightedFigures` of predicted ``survival`` (n, K): the probability that a time lies beyond each of ``cuts`` (K,).
 
     ``times_and_events`` (n, 2) are the observed times, and 1 for an event, else 0. Harrell's C is a ratio of sums over pairs. In a
     resample, a pair of rows drawn a and b times counts as a + b - 1 instead of a b, which is right to first order. In the integrated Brier
@@ -259,21 +272,22 @@ def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -
 
     def figures(counts: Floats) -> dict[str, Floats]:
         """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
-        rows, drawn_pairs, drawn_right, errors = (counts @ row_terms).T
+        # One sum for each column of ``row_terms``.
+        drawn_rows, drawn_pairs, drawn_right, errors = (counts @ row_terms).T
         # A pair's rows both count it, so ``drawn_pairs`` is the sum of a + b over all pairs. Less their number, it is that of a + b - 1.
-        return {CONCORDANCE: (drawn_right - all_right) / (drawn_pairs - all_pairs), INTEGRATED_BRIER: errors / rows}
+        return {CONCORDANCE: (drawn_right - all_right) / (drawn_pairs - all_pairs), INTEGRATED_BRIER: errors / drawn_rows}
 
-    return Figures(figures)
+    return WeightedFigures(figures)
 
 
-def figures_of_all_rows(figures: Figures, rows: int) -> dict[str, float]:
+def figures_of_all_rows(figures: WeightedFigures, rows: int) -> dict[str, float]:
     """Return each figure over all rows, each counted once. ``rows`` is their number."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return {name: float(value[0]) for name, value in figures(np.ones((1, rows))).items()}
 
 
 def confidence_intervals(
-    figures: Figures, rows: int, seed: int, resamples: int = RESAMPLES, person_of_row: NDArray[np.int64] | None = None
+    figures: WeightedFigures, rows: int, seed: int, resamples: int = RESAMPLES, person_of_row: NDArray[np.int64] | None = None
 ) -> dict[str, tuple[float, float]]:
     """Return the 95 % interval of each figure, by name: Wilson's for shares of rows, a bootstrap's for other figures.
 
