@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, certify, verify
-from ldpfl.api.certified_lines import _charged, certified
+from ldpfl.api.certified_lines import _charged_rounds, certified
 from ldpfl.api.certifying import signed
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.charged_rounds import charged_groups
@@ -284,7 +284,7 @@ def charging(made: Ledger) -> dict[str, Any]:
     """Return what a certificate charges for ``made``; its lines are those of one bit, for the charges are looked at before them."""
     tree = certificate_of(RUNS["one bit"]).to_dict()
     tree["statement"]["ledger"] = hashlib.sha256(made.to_json().encode()).hexdigest()
-    tree["statement"]["charged"] = [to_tree(_charged(group)) for group in charged_groups(made)]
+    tree["statement"]["charged"] = [to_tree(_charged_rounds(group)) for group in charged_groups(made)]
     return tree
 
 

@@ -485,10 +485,11 @@ class Examination:
         """Return for each group the largest value (G,) of the tallies' attribute ``figure``, at ``position`` and inside the range.
 
         A rare large value may have occurred only at another position, or in another layer. So all are compared, relative to the standard
-        deviation that is stated for each layer.
+        deviation that is stated for each layer, or for squared errors, to its square.
         """
         largest = np.max([getattr(self.tallies[other], figure) for other in (*INSIDE, position)], axis=0)
-        stated = self.bench.expected_squared_errors(0.0) ** (1.0 if figure == "largest_squared_error" else 0.5)
+        variance = self.bench.expected_squared_errors(0.0)
+        stated = variance if figure == "largest_squared_error" else np.sqrt(variance)
         return np.asarray(stated * (largest / stated).max() if bool((stated > 0).all()) else largest)
 
     def _worst_group_check(self, name: str, figures: Floats, bounds: Floats, prefix: str, unit: str) -> Check:

@@ -138,7 +138,8 @@ def _class_targets(config: DataConfig, targets: Targets) -> Sequence[str]:
 
 def _as_numbers(words: Sequence[str]) -> Classes:
     """Return a number for each of ``words``, equal for equal words."""
-    return np.unique(np.array(words, dtype=str), return_inverse=True)[1].astype(np.int64)
+    _, numbers = np.unique(np.array(words, dtype=str), return_inverse=True)
+    return numbers.astype(np.int64)
 
 
 def _predicts(cells: Classes, classes: Classes) -> bool:

@@ -522,7 +522,10 @@ _MAX_EXACT_BY_BYTES = {4: 2**24, 2: 2**11}
 
 
 def _column_of_series(series: Any, label: str, where: Callable[[int], str], *, strict: bool) -> Column:
-    """Return a pandas series as a column. A cell of another type or infinity is an error if ``strict``, else empty."""
+    """Return a pandas series as a column. A cell of an unsupported type, or infinity, is an error if ``strict``, else empty.
+
+    Messages call the column ``label``, and a row by its place, which ``where`` returns.
+    """
     from pandas.api import types
 
     if types.is_bool_dtype(series) or types.is_numeric_dtype(series):

@@ -211,9 +211,9 @@ def read_books(path: Path, protects: Protected = "client") -> Books:
 def read_charges(path: Path) -> tuple[Charged, ...]:
     """Return every charge, in order. Raises the errors of :func:`read_books`."""
     with budget_transaction(path) as connection:
-        releases = _read_releases(connection)
+        releases = {release_id: release for release_id, (release, _) in _read_releases(connection).items()}
         rows = connection.execute(f"SELECT id, {_CHARGED} FROM charges ORDER BY id").fetchall()
-    return tuple(Charged(number, at, run, round_, releases[id_][0], *others) for number, at, run, round_, id_, *others in rows)
+    return tuple(Charged(number, at, run, round_, releases[release_id], *others) for number, at, run, round_, release_id, *others in rows)
 
 
 def set_limit(path: Path, epsilon: float, delta: float | None = None) -> Books:
@@ -490,14 +490,15 @@ def charge_lost(path: Path, rounds: int, nodes: int, like: int | None = None) ->
                 f"{path} has {which} by which the lost reports could be charged: give the number of a similar charge from the list that "
                 "ldpfl budget export prints. If no charge is similar, set the budget to epsilon 0, so that nothing leaves any more"
             )
-        _, _, _, release_id, *others = charge
+        _at, _run, _round, release_id, *others = charge
         together = max(nodes, read_open_books(connection).together)
         reports = rounds * together
         # Continue after the rounds of earlier calls: a round number that is used twice would count as one round of more nodes.
         last_round = int(connection.execute("SELECT coalesce(max(round), 0) FROM charges WHERE run = ?", (LOST_RUN,)).fetchone()[0])
         connection.execute("UPDATE releases SET count = count + ? WHERE id = ?", (reports, release_id))
         for index in range(reports):
-            _insert_charge(connection, LOST_RUN, last_round + 1 + index // together, release_id, *others)
+            round_number = last_round + 1 + index // together  # each round has ``together`` reports
+            _insert_charge(connection, LOST_RUN, round_number, release_id, *others)
         return read_open_books(connection)
 
 

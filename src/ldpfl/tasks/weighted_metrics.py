@@ -6,7 +6,7 @@ product.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any
@@ -297,17 +297,8 @@ def confidence_intervals(
     Each resample draws as many of the ``rows`` rows as there are, with replacement. If ``person_of_row`` (rows,) numbers the person of each
     row from 0, persons are drawn instead, each with all its rows, because the rows of one person resemble each other.
     """
-    generator = np.random.default_rng(seed)
-    units = rows if person_of_row is None else int(person_of_row.max()) + 1  # number of rows or persons to draw
     values_by_name: dict[str, list[Floats]] = {}  # an array for each batch of resamples
-    at_once = max(1, _AT_ONCE // rows)
-    for first in range(0, resamples, at_once):
-        batch = min(at_once, resamples - first)
-        # An offset for each resample lets one call of bincount count the draws of all resamples.
-        drawn = generator.integers(units, size=(batch, units)) + units * np.arange(batch)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=batch * units).reshape(batch, units).astype(np.float64)
-        if person_of_row is not None:
-            counts = counts[:, person_of_row]  # each row as often as its person
+    for counts in _resampled_counts(rows, seed, resamples, person_of_row):
         with np.errstate(divide="ignore", invalid="ignore"):
             for name, values in figures(counts).items():
                 values_by_name.setdefault(name, []).append(values)
@@ -315,10 +306,10 @@ def confidence_intervals(
     for name, batches in values_by_name.items():
         if name in figures.shares:
             hits = figures.shares[name]
-            counts_as_row = np.isfinite(hits)
-            if counts_as_row.any():
-                persons = None if person_of_row is None else person_of_row[counts_as_row]
-                intervals[name] = share_interval(hits[counts_as_row], persons)
+            is_hit_or_miss = np.isfinite(hits)
+            if is_hit_or_miss.any():
+                persons = None if person_of_row is None else person_of_row[is_hit_or_miss]
+                intervals[name] = share_interval(hits[is_hit_or_miss], persons)
         else:
             values = np.concatenate(batches)
             known = values[np.isfinite(values)]
@@ -326,6 +317,19 @@ def confidence_intervals(
                 low, high = np.quantile(known, (0.025, 0.975))
                 intervals[name] = (float(low), float(high))
     return intervals
+
+
+def _resampled_counts(rows: int, seed: int, resamples: int, person_of_row: NDArray[np.int64] | None) -> Iterator[Floats]:
+    """Yield the counts (b, rows) of batches of bootstrap resamples: how often each row is drawn, see :func:`confidence_intervals`."""
+    generator = np.random.default_rng(seed)
+    units = rows if person_of_row is None else int(person_of_row.max()) + 1  # number of rows or persons to draw
+    at_once = max(1, _AT_ONCE // rows)
+    for first in range(0, resamples, at_once):
+        batch = min(at_once, resamples - first)
+        # An offset for each resample lets one call of bincount count the draws of all resamples.
+        drawn = generator.integers(units, size=(batch, units)) + units * np.arange(batch)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=batch * units).reshape(batch, units).astype(np.float64)
+        yield counts if person_of_row is None else counts[:, person_of_row]  # each row as often as its person
 
 
 def calibration_groups(
@@ -401,10 +405,10 @@ def _ranking_figures(scores: Floats, events_by_row: Floats) -> Callable[[Floats]
 
 
 def _mean_auroc_figure(scores: Floats, has_class: Floats) -> Callable[[Floats], Floats]:
-    """Return a function to the mean AUROC (B,) over the classes that some rows have and others lack; NaN if there is no such class.
+    """Return a function from row counts (B, n) to the mean AUROC (B,) over the classes that some rows have and others lack.
 
-    ``scores`` (n, K) are ranked for each class, and ``has_class`` (n, K) is 1 for rows of the class, else 0. The function takes the counts
-    (B, n) that say how often each of n rows is drawn in each of B resamples.
+    ``scores`` (n, K) are ranked for each class, and ``has_class`` (n, K) is 1 for rows of the class, else 0. The mean is NaN if there is no
+    such class. Row counts say how often each of n rows is drawn in each of B resamples.
     """
     kept = columns_with_both_values(has_class)
     rankings = [_ranking_figures(class_scores, events) for class_scores, events in zip(scores.T[kept], has_class.T[kept], strict=True)]
@@ -419,7 +423,7 @@ def _mean_auroc_figure(scores: Floats, has_class: Floats) -> Callable[[Floats], 
 
 
 def _auroc_with_interval(scores: Floats, has_class: Floats) -> Callable[[Floats], dict[str, Floats]]:
-    """Return a function from row counts (B, n) to the mean AUROC (B,) by its name; to an empty dict for many classes, which take long."""
+    """Return a function from row counts (B, n) to a dict of the mean AUROC (B,); it is empty for many classes, which take long to rank."""
     if scores.shape[1] > _MOST_RANKED:
         return lambda counts: {}
     figure = _mean_auroc_figure(scores, has_class)
