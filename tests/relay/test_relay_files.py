@@ -295,7 +295,7 @@ def test_ending_rounds_takes_a_share_of_the_time_whatever_that_costs(sqlite_stor
     written: list[float] = []
     now = [0.0]
 
-    def slow(self: GoneRounds) -> bool:
+    def slow(self: GoneRounds, request: int) -> bool:
         written.append(now[0])
         now[0] += 6.0  # for a GB of other rounds
         return True
@@ -378,6 +378,40 @@ def test_rows_that_a_transaction_of_another_relay_keeps_are_removed_later(postgr
     assert upload_id("alice-1").encode() not in _tables_on_disk(postgres, database)
     store.close()
     other.close()
+
+
+@pytest.mark.slow
+def test_large_tables_are_rewritten_once_they_are_small(postgres: Postgres, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewriting takes room and holds up all uploads, so it waits as long as other rounds hold much."""
+    monkeypatch.setattr("ldpfl.relay.round_deletion._REWRITTEN_BYTES", 10_000)
+    database = postgres.new_database()
+    store = Store(open_engine(postgres.url(database)), clock=clock)
+    said: list[str] = []
+    event.listen(store.engine, "before_cursor_execute", lambda *call: said.append(call[2]))
+    store.tidy()
+    size = terms(records_per_upload=400)
+    for number, clients in ((1, ("alice-1", "bob-1")), (2, ("carol-2", "dave-2"))):
+        opened(store, number, records_per_upload=400, closes_in_s=100.0 * number)
+        for client in clients:
+            put(store, client, number, size=size, block=20_000)
+    clock.now += 150
+    pull(store)
+    store.acknowledge("aggregator", RUN, 1)
+    del said[:]
+    for _ in range(3):
+        store.tidy()
+    assert store.untidy
+    assert [text for text in said if text.startswith("VACUUM")] == []  # in vain, as long as round 2 is open
+    clock.now += 150
+    pull(store, 2)
+    assert [text for text in said if "FULL" in text] == [
+        f"VACUUM (FULL, VERBOSE) ldpfl_relay.relay_{name}" for name in ("blocks", "uploads")
+    ]
+    store.acknowledge("aggregator", RUN, 2)
+    assert not store.untidy
+    postgres.command("CHECKPOINT", database=database)
+    assert b"upload-of-" not in _tables_on_disk(postgres, database)
+    store.close()
 
 
 def _tables_on_disk(postgres: Postgres, database: str) -> bytes:
@@ -581,13 +615,13 @@ def test_what_one_end_of_a_round_has_deleted_does_not_hide_what_another_could_no
     sqlite_store.tidy()
     scrub = GoneRounds._scrub
 
-    def meanwhile(leftovers: GoneRounds) -> bool:
+    def meanwhile(leftovers: GoneRounds, request: int) -> bool:
         monkeypatch.setattr(GoneRounds, "_scrub", scrub)
         with monkeypatch.context() as patched:  # another thread's call, which finds no room
             patched.setattr(GoneRounds, "_delete_batch", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
             with pytest.raises(StoreFull):
                 sqlite_store.cancel("aggregator", RUN, 2)
-        return scrub(leftovers)
+        return scrub(leftovers, request)
 
     monkeypatch.setattr(GoneRounds, "_scrub", meanwhile)
     sqlite_store.cancel("aggregator", RUN, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
@@ -199,24 +199,22 @@ def _check_local_or_verified(connection: BoundedConnection, parameters: dict[str
         )
 
 
-def vacuum(engine: Engine, tables: tuple[Table, ...], *, rewrite: bool) -> bool:
-    """Free the room of deleted rows in ``tables``, however long that takes. Return whether rewritten tables have no deleted rows any more.
-
-    They keep some if another transaction of the database is under way, even one that uses none of these tables.
+def vacuum(engine: Engine, tables: Sequence[Table], *, rewritten: Sequence[Table] = ()) -> bool:
+    """Free the room of deleted rows in ``tables``, however long that takes. Return whether ``rewritten`` tables have none any more.
 
     Args:
-        rewrite: whether to write each table and its indexes to new files, because deleted rows stay readable in freed room. Nobody else can
-            use a table meanwhile.
+        rewritten: tables to write to new files, with their indexes, because deleted rows stay readable in freed room. Nobody else can use
+            a table meanwhile. Deleted rows stay if another transaction of the database is under way, even one that uses no such table.
 
     Raises:
         StoreUnavailable: PostgreSQL warned of something, so it may have skipped a table.
     """
-    # A full disk has no room for new files, so some room is freed first. VERBOSE tells how many deleted rows stay.
-    commands = ("VACUUM", "VACUUM (FULL, VERBOSE)") if rewrite else ("VACUUM",)
+    # First, room is freed, since a full disk has none for new files. VERBOSE tells how many deleted rows stay.
+    steps = (("VACUUM", tables), ("VACUUM (FULL, VERBOSE)", rewritten))
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection, _long_time_limit(connection) as driver:
         notices_before, driver.kept_rows = driver.notices, 0
-        for command in commands:
-            for table in tables:
+        for command, its_tables in steps:
+            for table in its_tables:
                 connection.execute(text(f"{command} {SCHEMA}.{table.name}"))
             if driver.notices > notices_before:
                 raise StoreUnavailable("PostgreSQL warned of something while it vacuumed; its log says of what")

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import Connection, Engine, delete, func, select, tuple_, union
+from sqlalchemy import Connection, Engine, Table, delete, func, select, tuple_, union
 from sqlalchemy.exc import SQLAlchemyError
 
 from ldpfl.relay.database import store_errors
@@ -26,8 +26,12 @@ from ldpfl.relay.telemetry import log_fault
 
 _BATCH_BYTES = 2 * 2**20
 _BATCH_ROWS = 250
+_REWRITTEN_BYTES = 64 * 2**20
+"""Largest size of other rounds' data that PostgreSQL rewrites: it takes as much room again, and about a second, while uploads wait."""
 _MAX_SAVED_S, _SHARE_OF_TIME = 3.0, 0.1
 """Seconds of a time allowance that may be saved up, and the allowance's share of all time."""
+
+_SCRUBBED = (blocks, uploads, parts)
 
 T = TypeVar("T")
 
@@ -67,6 +71,11 @@ class _PendingWork:
     def __bool__(self) -> bool:
         return self._done < self._requested
 
+    @property
+    def last_request(self) -> int:
+        """Number of the last request."""
+        return self._requested
+
     def set(self) -> int:
         """Request the work. Return the request's number, for :meth:`clear` once the work is done."""
         with self._lock:
@@ -86,6 +95,8 @@ class GoneRounds:
         self._engine = engine
         self._pending_deletion, self._pending_scrub = _PendingWork(), _PendingWork()
         self._scrub_time = _Allowance()
+        # Number of a scrub's request, and the tables that were too large for it to rewrite.
+        self._too_large: tuple[int, tuple[Table, ...]] = (0, ())
         self._reserve = Reserve(Path(f"{Path(str(engine.url.database)).resolve()}.reserve")) if is_sqlite(engine) else None
 
     def retry_without_reserve(self, action: Callable[[], T]) -> T:
@@ -133,7 +144,7 @@ class GoneRounds:
         round_ids = self._round_ids_with_data()
         for round_id in round_ids:
             self._delete_round(round_id)
-        if round_ids or self._pending_scrub:  # not if nothing was deleted: a scrub rewrites the whole file
+        if round_ids or (self._pending_scrub and not self._must_wait()):  # not if nothing was deleted: a scrub rewrites the whole file
             self.scrub(at_once=at_once)
         self._pending_deletion.clear(request)  # if another thread has requested a deletion since, it stays pending
         if self._reserve is not None:
@@ -144,15 +155,16 @@ class GoneRounds:
 
         SQLite overwrites deleted rows in place, but not the copies that it leaves in unused parts of pages when it moves rows. PostgreSQL
         overwrites nothing. Rewriting takes time in proportion to all rounds. An aggregator that ends many rounds must not delay the
-        others, so without ``at_once`` scrubbing takes a tenth of the time at most. After that, after an error, and if rows could not be
-        removed yet, the scrub stays pending for a later call.
+        others, so without ``at_once`` scrubbing takes a tenth of the time at most, and in PostgreSQL tables of more than
+        :data:`_REWRITTEN_BYTES` wait until rounds have ended. Until all is rewritten, and after an error, the scrub stays pending for a
+        later call.
         """
         request = self._pending_scrub.set()
         if not at_once and self._scrub_time.is_used_up:
             return
         try:
             with self._scrub_time.subtract_duration():
-                is_complete = self._scrub()
+                is_complete = self._scrub(request)
             if is_complete:
                 self._pending_scrub.clear(request)
         except (SQLAlchemyError, sqlite3.Error, OSError, UnfitStore, StoreUnavailable) as error:
@@ -163,12 +175,12 @@ class GoneRounds:
         from ldpfl.relay.postgres_connections import vacuum
 
         try:
-            vacuum(self._engine, (parts,), rewrite=False)
+            vacuum(self._engine, (parts,))
         except (SQLAlchemyError, StoreUnavailable) as error:
             log_fault("scrub_failed", error)
 
-    def _scrub(self) -> bool:
-        """Rewrite the remaining data now, whatever time it takes. Return whether all deleted rows are gone."""
+    def _scrub(self, request: int) -> bool:
+        """Rewrite the remaining data now, as the work ``request``. Return whether all deleted rows are gone."""
         if is_sqlite(self._engine):
             folder = str(Path(str(self._engine.url.database)).resolve().parent).replace("'", "''")  # as SQL writes a quote in a text
             with closing(self._engine.raw_connection()) as connection:
@@ -178,7 +190,23 @@ class GoneRounds:
             return True
         from ldpfl.relay.postgres_connections import vacuum
 
-        return vacuum(self._engine, (blocks, uploads, parts), rewrite=True)
+        large = self._large_tables()
+        is_complete = vacuum(self._engine, _SCRUBBED, rewritten=[table for table in _SCRUBBED if table not in large])
+        if is_complete:
+            self._too_large = request, large
+        return is_complete and not large
+
+    def _must_wait(self) -> bool:
+        """Return whether the last scrub has left only tables to rewrite that are still too large for that."""
+        request, too_large = self._too_large
+        return request == self._pending_scrub.last_request and set(too_large) <= set(self._large_tables())
+
+    def _large_tables(self) -> tuple[Table, ...]:
+        """Return the tables of PostgreSQL that hold more than :data:`_REWRITTEN_BYTES` of rounds that have not ended."""
+        with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
+            uploaded = connection.scalar(select(func.sum(uploads.c.received))) or 0
+            mixed = connection.scalar(select(func.sum(func.length(parts.c.data)))) or 0
+        return (*((blocks, uploads) if uploaded > _REWRITTEN_BYTES else ()), *((parts,) if mixed > _REWRITTEN_BYTES else ()))
 
     def _round_ids_with_data(self) -> list[int]:
         """Return the ids of rounds that are gone (acknowledged or cancelled) and still have data."""
