@@ -190,7 +190,7 @@ def regime_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     noise_ratio = plan["noise"] / plan["trusted_noise"]
     yield "noise in the mean", f"{plan['noise']:.3g} of a gradient's length, {noise_ratio:.3g} times a trusted server's"
     units = f"{plan['part']}s a client" if by_record else "clients"
-    yield "for noise of 0.1 gradient lengths", f"{plan['wanted']:,} {units}"
+    yield "for noise of 0.1 gradient lengths", f"about {plan['wanted']:,} {units}"
     round_bytes = plan["bytes_per_client"]
     yield "sent by a client", f"{round_bytes:,} bytes a round, {round_bytes * plan['reports']:,} in all"
     if plan["evaluation_epsilon"]:

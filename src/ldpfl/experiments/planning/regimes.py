@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from math import ceil, inf, sqrt
+from math import ceil, inf, log, sqrt
 from typing import Any, Literal, cast, get_args
 
 from ldpfl.errors import ConfigError
@@ -35,6 +35,8 @@ Regime = Literal["shuffled", "local", "records", "records-summed", "clients-summ
 
 _SMALL_NOISE = 0.1
 """Length of noise in the mean of directions of length 1 that hardly disturbs a step of training."""
+_CLOSE_ENOUGH = 0.1
+"""Relative error of the noise at which an estimated number of clients is close enough."""
 
 
 @dataclass(frozen=True)
@@ -134,15 +136,49 @@ def plan_regime(
         evaluation_epsilon=evaluation_epsilon,
     )
     request.check()
+    strength = _strength_for_target(request)
+    return request.plan(strength, _count_for_small_noise(request, request.noise(strength)))
+
+
+def _strength_for_target(request: RegimeRequest, tolerance: float = STRENGTH_TOLERANCE) -> float:
+    """Return the largest strength of the mechanism that keeps the target, up to a relative ``tolerance``.
+
+    Raises:
+        ConfigError: no noise reaches the target.
+    """
     try:
         # The search varies 1 / strength, because it needs a function that decreases.
         low, high = 1 / MAX_STRENGTH, 1 / MIN_STRENGTH
-        inverse = smallest_argument(lambda inverse: request.epsilon(1 / inverse), request.guess, target, low, high, STRENGTH_TOLERANCE)
+        inverse = smallest_argument(lambda inverse: request.epsilon(1 / inverse), request.guess, request.target, low, high, tolerance)
     except ConfigError as error:  # the mechanism takes no such noise
         raise ConfigError(_unreachable_message(request, f" ({error})")) from error
     if inverse is None:
         raise ConfigError(_unreachable_message(request, ""))
-    return request.plan(1 / inverse)
+    return 1 / inverse
+
+
+def _count_for_small_noise(request: RegimeRequest, noise: float) -> int:
+    """Return the number of clients, or of records per client, at which the noise has a tenth of the length of a direction, which is 1.
+
+    ``noise`` is the length of the noise at the request's number. Noise is taken to be a power of the number, found by planning for others.
+    If these reach no target, or noise hardly falls, the result is the last estimate.
+    """
+    counted_field = "records" if request.protects_records else "clients"
+    count = getattr(request, counted_field)
+    power = 0.5 if request.reports_once else 1.0
+    for is_last in (False, False, True):
+        estimate = ceil(min(MOST_CLIENTS, count * (noise / _SMALL_NOISE) ** (1 / power)))
+        if is_last or estimate == count or abs(noise / _SMALL_NOISE - 1) < _CLOSE_ENOUGH:
+            break
+        other = replace(request, **{counted_field: estimate})
+        try:
+            other.check()
+            other_noise = other.noise(_strength_for_target(other, _CLOSE_ENOUGH / 5))
+        except ConfigError:  # too few clients for the colluding ones or the rounds, or a target out of reach
+            break
+        power = min(2.0, max(0.25, log(noise / other_noise) / log(estimate / count)))
+        count, noise = estimate, other_noise
+    return estimate
 
 
 def _unreachable_message(request: RegimeRequest, why: str) -> str:
@@ -291,14 +327,14 @@ class RegimeRequest:
         # Rounds of noise multiplier s have mu = 2 sqrt(rounds) / s. In a sum, the noise of honest clients adds up.
         return 2 * sqrt(self.rounds / (self.honest if self.is_summed else 1)) / mu
 
-    def plan(self, strength: float) -> RegimePlan:
-        """Return the plan for a mechanism of this strength.
-
-        The plan's ``noise`` is the length of the noise vector in the mean: the standard deviation in one coordinate times sqrt(weights).
-        """
-        mechanism = self.mechanism(strength)
+    def noise(self, strength: float) -> float:
+        """Return the length of the noise vector in the mean: the standard deviation in one coordinate times sqrt(weights)."""
         cohort = self.clients // self.rounds if self.reports_once else self.clients
-        noise = float(mechanism.noise(self.ranges).largest_std(cohort)[0]) * sqrt(self.weights)
+        return float(self.mechanism(strength).noise(self.ranges).largest_std(cohort)[0]) * sqrt(self.weights)
+
+    def plan(self, strength: float, wanted: int) -> RegimePlan:
+        """Return the plan for a mechanism of this strength. ``wanted`` is the number of clients or records for small noise."""
+        mechanism = self.mechanism(strength)
         units = self.clients * self.records if self.protects_records else self.clients
         has_multiplier = isinstance(mechanism, LatticeMechanism)
         return RegimePlan(
@@ -311,10 +347,10 @@ class RegimeRequest:
             mechanism=mechanism.name,
             parameter="noise_multiplier" if has_multiplier else "epsilon",
             value=1 / strength if has_multiplier else strength,
-            noise=noise,
+            noise=self.noise(strength),
             # A trusted server adds noise with multiplier 2 sqrt(rounds) / mu to the sum over all units, and divides by their number.
             trusted_noise=2 * sqrt(self.rounds) / (units * gaussian_mu(self.target, self.delta)) * sqrt(self.weights),
-            wanted=self.count_for_small_noise(noise),
+            wanted=wanted,
             group=self.group,
             relay_records=ceil(mechanism.release(self.ranges).units / self.linked),
             bytes_per_client=(payload_bits(mechanism, self.ranges) + 7) // 8,  # whole bytes
@@ -325,17 +361,6 @@ class RegimeRequest:
             evaluation_epsilon=self.evaluation_epsilon,
             statement=account_groups(self.groups_at(strength), self.delta),
         )
-
-    def count_for_small_noise(self, noise: float) -> int:
-        """Return the number of clients, or of records per client, at which the noise has a tenth of the length of a direction, which is 1.
-
-        ``noise`` is the length of the noise at the present number.
-        """
-        factor = noise / _SMALL_NOISE
-        # The noise falls as 1 / n, but as 1 / sqrt(n) if each client sends a single report with noise of its own.
-        if self.protects_records:
-            return ceil(self.records * factor)
-        return ceil(self.clients * (factor**2 if self.reports_once else factor))
 
 
 def regime_named(name: str) -> Regime:
