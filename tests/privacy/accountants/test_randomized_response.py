@@ -104,6 +104,21 @@ def test_composition_equals_the_fifty_digit_sum(epsilon0: float, reports: int, d
     )
 
 
+@each(
+    ("epsilon0", "reports", "delta"),
+    [
+        (0.24797966545711478, 1000, 0.48288767730225285),
+        (1.103075017958259, 200, 0.011905984699726839),
+        (3.4577313659024806, 1000, 0.09316126674074261),
+    ],
+)
+def test_an_epsilon_of_many_reports_is_never_below_what_fifty_digits_say(epsilon0: float, reports: int, delta: float) -> None:
+    """Their rounding error was the largest of some thousand settings."""
+    epsilon = composed_epsilon(epsilon0, reports, delta)
+    assert precise_delta(epsilon0, reports, mpmath.mpf(epsilon)) <= delta
+    assert precise_delta(epsilon0, reports, mpmath.mpf(epsilon * (1 - 1e-12))) > delta
+
+
 @pytest.mark.parametrize("epsilon0", [0.05, 1.0, 3.0])
 @pytest.mark.parametrize("reports", [1, 2, 7, 30, 59, 60])
 def test_it_is_the_optimal_composition_of_kairouz_oh_viswanath(epsilon0: float, reports: int) -> None:
