@@ -103,6 +103,10 @@ RUNS: dict[str, Ledger] = {
 }
 RUNS["noise of one ball in secret"] = ledger(BALL, 3, 5, population=20, joined=1, sampling="secret", rate=0.25)
 RUNS["noise in secret"] = ledger(NOISE, 3, 5, population=20, joined=1, sampling="secret", rate=0.25, channel="direct")
+RUNS["noise of two balls in secret"] = mixed(
+    RUNS["noise of one ball in secret"],
+    ledger(replace(BALL, mu=0.5), 2, 7, population=20, joined=1, sampling="secret", rate=0.25),
+)
 NOT_CHECKED: dict[str, Ledger] = {
     "in secret": ledger(replace(BITS, units=20), cohort=5, population=20, joined=1, sampling="secret", rate=0.25),
     "linked bits of many clients": ledger(replace(BITS, epsilon=0.3, units=5_000), 3, 100_000, linked=8),
@@ -270,6 +274,11 @@ LESS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "rounds that nobody joined": ("in secret", {"rounds": 2}, "there were 3 rounds, but only 2 are charged"),
     "everybody in place of some in secret": ("in secret", {"sampling": "everyone", "rate": 1.0, "cohort": 900}, "of another kind"),
+    "a larger cohort of the second kind": (
+        "noise of two balls in secret",
+        {"cohort": 8},
+        "a cohort of 8 is charged, but its smallest cohort has",
+    ),
     "more in secret than there were": ("in secret", {"cohort": 6}, "a cohort of 6 is charged, but its smallest cohort has 5"),
     "those who collude as a crowd": (
         "sums of which some collude",
@@ -309,6 +318,15 @@ def test_rounds_that_nobody_joined_in_secret_are_charged_also_at_the_end(tmp_pat
     fewer = [replace(one, rounds=2) for one in made.statement.charged]
     with pytest.raises(DataError, match="there were 4 rounds, but only 2 are charged"):
         verify(Certificate(statement=replace(made.statement, charged=tuple(fewer))), ledger=file)
+
+
+def test_rounds_of_a_kind_that_costs_less_do_not_stand_for_others_in_secret(tmp_path: Path) -> None:
+    made = RUNS["noise of two balls in secret"]
+    file, tree = write(tmp_path / "ledger.json", made), charging(made)
+    first, second = tree["statement"]["charged"]
+    first["rounds"], second["rounds"] = first["rounds"] - 1, second["rounds"] + 1
+    with pytest.raises(DataError, match="several kinds are compared only with a certificate that charges each of them"):
+        verify(Certificate.from_dict(tree), ledger=file)
 
 
 @pytest.mark.slow
