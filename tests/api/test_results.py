@@ -75,7 +75,7 @@ SHOWN: tuple[tuple[Shown, tuple[str, ...]], ...] = (
     (ldpfl.plan_regime("local", 4.0, clients=100, weights=20, rounds=2), ("plan: local", "noise in the mean", "one client, whole run")),
     (
         MechanismAudit("duchi", 1.0, 0.5, 1000, 1e-4, (Check("a bias", 0.1, 1.0, 1e-5, True, "said"),), 6.5, 3.2),
-        ("epsilon 6.5 and mu 3.2", "a bias", "ok"),
+        ("6.5, mu 3.2", "a bias", "ok"),
     ),
     (RunAudit("mine", 9, 5, "duchi", 1.0, 100, 1e-5, (CanaryRow(5, 0.9, 0.8, 0.95, 1.5, 0.73),)), ("mine: what a round's pool", "80.0%")),
 )

@@ -65,8 +65,11 @@ class MechanismAudit(Shown):
         if isinf(self.epsilon_claimed):
             return f"{self.mechanism}: nothing is protected; apart from that it does what it states"
         nothing = f"{self.mechanism}: nothing found that contradicts epsilon {self.epsilon_claimed:g}"
-        mu = "" if self.mu_findable is None else f" and mu {self.mu_findable:.3g}"
-        return f"{nothing}, in {self.trials:,} trials for each input, which can show epsilon {self.epsilon_findable:.3g}{mu} at most"
+        mu = "" if self.mu_findable is None else f", mu {self.mu_findable:.3g}"
+        return (
+            f"{nothing}: {self.trials:,} trials for each input show that it is {self.epsilon_lower:.3g} at least; they would show "
+            f"{self.epsilon_findable:.3g}{mu} if reports told their inputs"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything for JSON: infinity as the string "infinity", as in guarantees, and NaN as None."""

@@ -125,3 +125,20 @@ def test_the_command_prints_the_plan_and_what_it_proves(ldpfl: CommandLine) -> N
 def test_a_target_out_of_reach_is_told_with_what_is_reached() -> None:
     with pytest.raises(ConfigError, match=r"epsilon 1e-09 is out of reach of the regime records: it reaches about 0\.0\d+ to .* here"):
         ldpfl.plan_regime("records", 1e-9, clients=100, records=1, weights=100, rounds=10)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("regime", "more"),
+    [
+        ("shuffled", {"clients": 50, "weights": 30, "rounds": 1, "group": 30}),
+        ("shuffled", {"clients": 500, "weights": 2000, "rounds": 1, "group": 500, "delta": 1e-4}),
+        ("local", {"clients": 5000, "weights": 200, "rounds": 10}),
+        ("clients-summed", {"clients": 300, "weights": 200, "rounds": 10, "colluding": 100}),
+    ],
+)
+def test_with_as_many_clients_as_the_plan_says_the_noise_is_small(regime: str, more: dict[str, Any]) -> None:
+    """Noise falls neither as 1 / n nor as 1 / sqrt(n) where less noise a report costs more and more epsilon."""
+    wanted = ldpfl.plan_regime(regime, 2.0, **more).wanted
+    assert ldpfl.plan_regime(regime, 2.0, **{**more, "clients": wanted}).noise == pytest.approx(0.1, rel=0.1)
