@@ -143,10 +143,9 @@ def draw_reproduction(path: Path, reproduction: Reproduction, sweep: SweepConfig
         title = "\n".join(filter(None, [f"{reproduction.source}: {reproduction.title}", reproduction.changes_note]))
         axes.set_title(literal(title), fontsize=10)
         axes.grid(alpha=0.3)
-        if legend_is_outside:
-            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8, frameon=False)
-        elif axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="best", fontsize=8)
+        if axes.get_legend_handles_labels()[0]:  # none if no run is finished
+            outside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
+            axes.legend(fontsize=8, **(outside if legend_is_outside else {"loc": "best"}))
 
 
 def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepConfig, results: Sequence[ReproducedRow]) -> None:
