@@ -18,9 +18,10 @@ from ldpfl.api.configuring import overrides_by_key, setting_texts, settings_and_
 from ldpfl.api.exporting import write_model
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.api.sweeping import WatchedRuns
-from ldpfl.data.leaks import REPEATED_PERSONS
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.other_folders import PRIVATE, TUNED
+from ldpfl.experiments.dataset import SIMULATION
+from ldpfl.experiments.other_folders import PRIVATE, RELEASE, TUNED
+from ldpfl.experiments.public_figures import public_caveats
 from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
 from ldpfl.experiments.sweep_config import SweepConfig, load_sweep, parse_axis, sweep_of
 from ldpfl.experiments.tuning import Chosen, TunedGuarantee, Tuning, run_tuning, setting_label
@@ -36,9 +37,6 @@ from ldpfl.util.displays import Shown
 from ldpfl.util.files import from_toml, read_text, to_json, write_text
 from ldpfl.util.number_format import number
 
-RELEASE = "release"
-"""Name of the subfolder of a tuning that may be handed on."""
-
 
 @dataclass(frozen=True, eq=False)
 class TuneResult(Shown):
@@ -53,6 +51,7 @@ class TuneResult(Shown):
         settings: names of all settings among which the tuning chose.
         guarantee: the guarantee of the release, and that of all trials.
         sentences: meaning of the guarantee in plain words.
+        caveats: notes of the chosen trial that may be published, for example that classes were taken from the data.
         folder: folder with the model, for :func:`ldpfl.load_model` and :func:`ldpfl.predict`.
     """
 
@@ -64,6 +63,7 @@ class TuneResult(Shown):
     settings: tuple[str, ...]
     guarantee: TunedGuarantee
     sentences: tuple[str, ...]
+    caveats: tuple[str, ...]
     folder: Path
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,6 +77,7 @@ class TuneResult(Shown):
             "settings": list(self.settings),
             "privacy": {key: value for key, value in self.guarantee.statement.to_dict().items() if key in _PRIVACY_KEYS},
             "sentences": list(self.sentences),
+            "caveats": list(self.caveats),
         }
 
     def __rich__(self) -> Group:
@@ -84,7 +85,8 @@ class TuneResult(Shown):
         score = f"{self.metric} {format_score(self.metric, self.score)} ({low} to {high})"
         chosen = f"chosen: {self.setting}; {score}, measured at clients with noise, which may lift it beyond what is possible"
         privacy = self.guarantee.statement.to_dict()
-        return Group(Text(chosen), guarantee_table(privacy), *notes_on(privacy), *map(Text, self.sentences))
+        caveats = (Text(f"note: {caveat}", style="yellow") for caveat in self.caveats)
+        return Group(Text(chosen), guarantee_table(privacy), *notes_on(privacy), *map(Text, self.sentences), *caveats)
 
 
 _PRIVACY_KEYS = ("delta", "protected", "status", "guarantees", "warnings")
@@ -167,8 +169,10 @@ def tune(
 
 def _warn_in_private(chosen: Chosen, display: ProgressDisplay) -> None:
     """Warn whoever runs the trials of facts that the release must not reveal, as they depend on the rows or the number of trials."""
-    for caveat in (chosen.folder.result() or {}).get("caveats", ()):
-        if caveat.startswith(REPEATED_PERSONS):
+    caveats = _caveats(chosen)
+    published = public_caveats(chosen.cell.config, caveats)
+    for caveat in caveats:
+        if caveat not in published and not caveat.startswith(SIMULATION):  # what else that note says is for runs that are exported
             display.warn(caveat)
     if chosen.settings_tried == 1:
         display.warn(
@@ -176,6 +180,11 @@ def _warn_in_private(chosen: Chosen, display: ProgressDisplay) -> None:
             "make this unlikely, but another tuning is another release of the same rows. Keep this to yourself: the number of trials "
             "is secret"
         )
+
+
+def _caveats(chosen: Chosen) -> list[str]:
+    """Return all notes of the chosen trial, also those that only whoever runs the trials may see."""
+    return list((chosen.folder.result() or {}).get("caveats", ()))
 
 
 def tuned_settings(texts: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
@@ -232,6 +241,7 @@ def _write_release(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
         settings=chosen.labels,
         guarantee=chosen.guarantee,
         sentences=(*_sentences_on_loss(chosen), *_note_on_noise(chosen), *_guarantee_sentences(tuning, chosen)),
+        caveats=tuple(public_caveats(chosen.cell.config, _caveats(chosen))),
         folder=release,
     )
     write_model(chosen.folder, release)

@@ -58,7 +58,7 @@ _GIVEN_SEED_NOTE = (
     f"{SIMULATION}; here all noise follows from the seed that was given, which config.toml and result.json hold: whoever knows it "
     "can take the noise off, so give no seed where the model is handed on"
 )
-_SCORES_NOTE = "test rows are not protected: scores are exact figures of them"
+_SCORES_NOTE = "test rows are not protected: scores on them are exact figures"
 
 
 @dataclass(frozen=True)

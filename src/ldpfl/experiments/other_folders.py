@@ -10,6 +10,9 @@ SWEEP = "sweep.json"
 PRIVATE = "private"
 """Folder with all trials, within that of a tuning. It must not be handed on."""
 
+RELEASE = "release"
+"""Folder with the chosen trial, within that of a tuning. It may be handed on."""
+
 TUNED = "tuned.json"
 """File with the result and the guarantee of a tuning, in the folder of its release."""
 
@@ -27,11 +30,14 @@ def describe_other_folder(folder: Path) -> str:
     if (folder / SWEEP).exists():
         return f"{folder} is the folder of a sweep: give one of its runs, {folder / 'runs'}/*"
     if trials_mark(folder / PRIVATE).exists():
-        return f"{folder} is the folder of a tuning: the same command prints its result again, and its model is in the subfolder 'release'"
+        if not (folder / RELEASE / TUNED).exists():  # the last file of a tuning
+            return f"{folder} is the folder of a tuning that is not finished: start the same command again to go on"
+        return f"{folder} is the folder of a tuning: the same command prints its result again, and its model is in its folder {RELEASE!r}"
     if (folder / TUNED).exists():
         return (
-            f"{folder} is the release of a tuning, and no run: it is handed on as it is. Its guarantee and settings are in {TUNED}, and "
-            "ldpfl predict takes the folder. It has no ledger and no certificate, because the ledger of one trial does not count the others"
+            f"{folder} is the release of a tuning, and no run: it is handed on as it is. Its guarantee, settings and notes are in {TUNED}, "
+            "and ldpfl predict takes the folder. It has no ledger and no certificate, because the ledger of one trial does not count the "
+            "others"
         )
     if (folder / GUARANTEE).exists():
         return (
