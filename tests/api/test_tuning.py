@@ -230,7 +230,7 @@ def test_the_command_is_the_function(ldpfl: CommandLine, tmp_path: Path) -> None
 
 
 @pytest.mark.thorough_for(
-    "changes5-set mechanism.name to 'dp-sgd'", "changes8-a trial has epsilon 5.127", "changes12-expected a number from 0"
+    "changes5-set mechanism.name to 'dp-sgd'", "changes8-below the 5.127 of a whole trial", "changes12-expected a number from 0"
 )
 @pytest.mark.parametrize(
     ("changes", "said"),
@@ -243,7 +243,7 @@ def test_the_command_is_the_function(ldpfl: CommandLine, tmp_path: Path) -> None
         ({"axes": {"mechanism.name": ["duchi", "dp-sgd"]}}, "set mechanism.name to 'dp-sgd'"),
         ({"axes": {"shuffling.channel": ["ideal-shuffler", "direct"]}}, "set it to 'secure-sum' or 'direct'"),
         ({"axes": {"mechanism.noise_multiplier": [1.0, 2.0]}}, "mechanism.noise_multiplier was set, but it is computed from"),
-        ({"evaluation_epsilon": 5.9}, "a trial has epsilon 5.127"),
+        ({"evaluation_epsilon": 5.9}, "below the 5.127 of a whole trial"),
         ({"target_epsilon": -1.0}, "set a positive number"),
         ({"trials": 0.5}, "mean number of trials is 0.5"),
         ({"law": "uniform"}, "law"),
