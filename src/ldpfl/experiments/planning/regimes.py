@@ -164,7 +164,7 @@ def _count_for_small_noise(request: RegimeRequest, noise: float) -> int:
     If these reach no target, or noise hardly falls, the result is the last estimate.
     """
     counted_field = "records" if request.protects_records else "clients"
-    count = getattr(request, counted_field)
+    count: int = getattr(request, counted_field)
     power = 0.5 if request.reports_once else 1.0
     for is_last in (False, False, True):
         estimate = ceil(min(MOST_CLIENTS, count * (noise / _SMALL_NOISE) ** (1 / power)))
