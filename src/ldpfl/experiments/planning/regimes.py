@@ -163,14 +163,13 @@ def _count_for_small_noise(request: RegimeRequest, noise: float) -> int:
     ``noise`` is the length of the noise at the request's number. Noise is taken to be a power of the number, found by planning for others.
     If these reach no target, or noise hardly falls, the result is the last estimate.
     """
-    counted_field = "records" if request.protects_records else "clients"
-    count: int = getattr(request, counted_field)
+    count = request.records if request.protects_records else request.clients
     power = 0.5 if request.reports_once else 1.0
     for is_last in (False, False, True):
-        estimate = ceil(min(MOST_CLIENTS, count * (noise / _SMALL_NOISE) ** (1 / power)))
+        estimate: int = ceil(min(MOST_CLIENTS, count * (noise / _SMALL_NOISE) ** (1 / power)))
         if is_last or estimate == count or abs(noise / _SMALL_NOISE - 1) < _CLOSE_ENOUGH:
             break
-        other = replace(request, **{counted_field: estimate})
+        other = replace(request, records=estimate) if request.protects_records else replace(request, clients=estimate)
         try:
             other.check()
             other_noise = other.noise(_strength_for_target(other, _CLOSE_ENOUGH / 5))
