@@ -234,6 +234,8 @@ def test_a_sweep_over_ones_own_rows_needs_no_file(ldpfl: CommandLine, tmp_path: 
     assert [row["point"] for row in found["rows"]] == [{"privacy.target_epsilon": 2}, {"privacy.target_epsilon": 4}]
     assert [len(row["score"]) for row in found["rows"]] == [2, 2]
     assert len(list((out / "runs").glob("*/SECRET-seed"))) == 4
+    notes = {path.parent.name: json.loads(path.read_text(encoding="utf-8"))["caveats"] for path in (out / "runs").glob("*/result.json")}
+    assert found["rows"][0]["caveats"] | found["rows"][1]["caveats"] == notes
     again = ldpfl("sweep", *how[:-1], "--axis", "privacy.target_epsilon=2,4").out
     together = api.account(*(out / "runs").iterdir()).best
     assert together is not None
@@ -242,6 +244,8 @@ def test_a_sweep_over_ones_own_rows_needs_no_file(ldpfl: CommandLine, tmp_path: 
     assert again.count("whoever sees") == 1
     assert f"all 4 runs, each of them released on the same rows, has epsilon {number(together.epsilon)} at delta" in again
     assert "is choosing on the test rows" in again
+    assert again.count("note: in 4 of 4 finished runs: the classes of 'sick' (no, yes) were taken from the data") == 1
+    assert "this is a simulation" not in again
     assert "measured on test rows without noise: no epsilon covers them" in again
     assert "has no values: give KEY=VALUE" in ldpfl.refused("sweep", *how, "--axis", "privacy.target_epsilon")
     assert "exactly one of these" in ldpfl.refused("sweep")
@@ -249,6 +253,7 @@ def test_a_sweep_over_ones_own_rows_needs_no_file(ldpfl: CommandLine, tmp_path: 
     assert ldpfl("report", out, "--out", page).code == 0
     text = page.read_text(encoding="utf-8")
     assert text.count("Whoever sees the models of all 4 runs") == 1
+    assert text.count("In 4 of 4 finished runs: the classes of") == 1
     assert f"has epsilon {number(together.epsilon)} at delta" in text
     assert ldpfl("sweep", "--resume", "--out", out, "--json").out == outcome.out
     assert "--resume is set, but --out is missing" in ldpfl.refused("sweep", "--resume")

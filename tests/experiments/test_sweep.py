@@ -18,10 +18,11 @@ from rich.console import Console
 from ldpfl import ConfigError, DataError
 from ldpfl.api.results import SweepResult
 from ldpfl.experiments import Runner
+from ldpfl.experiments.dataset import SIMULATION
 from ldpfl.experiments.reproduction import ReproducedRow, load_reproduction
 from ldpfl.experiments.shipped import sweep_names
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, define_same_runs, load_sweep, parse_axis, sweep_of
-from ldpfl.experiments.sweep_rows import Row, curves, frontier, rows
+from ldpfl.experiments.sweep_rows import Row, curves, frontier, notes_on_runs, rows
 from ldpfl.experiments.sweep_run import open_folder, run_cell
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM
 from ldpfl.report.plots import draw_sweep
@@ -275,6 +276,30 @@ def test_a_sweep_marks_the_epsilons_that_rest_on_a_user_s_code() -> None:
     assert [("1.5 a record †" in line) for line in lines if "1.5 a record" in line] == [False, True]
     assert any(line.strip().startswith("† not proved, but author's claim") for line in lines)
     assert "†" not in "".join(widths(sweep_table(config, found[:1]), 200))
+
+
+def test_notes_are_listed_once_with_the_number_of_runs_that_have_them() -> None:
+    """Of notes that differ in their columns or numbers, the longest is shown. A run that two rows share counts once."""
+    simulated = [f"{SIMULATION}; here all noise follows from a secret", "test rows are not protected: scores are exact figures of them"]
+    hidden, late = "columns left out, because their values were not seen: ", "training stopped after round {} of 9: x"
+    caveats = {
+        "a": [*simulated, late.format(3), f"{hidden}age, crp"],
+        "b": [*simulated, late.format(12), f"{hidden}age"],
+        "c": [*simulated, late.format(5), "delta 0.1 is not below 1/50"],
+        "d": [*simulated],
+    }
+    found = [Row(name, (), (0.5,), 8, {}, 1.0, caveats={name: tuple(notes)}) for name, notes in caveats.items()]
+    several = "(details are those of one run): "
+    assert notes_on_runs([*found, found[0]]) == [
+        f"in 3 of 4 finished runs {several}{late.format(12)}",
+        f"in 2 of 4 finished runs {several}{hidden}age, crp",
+        "in 1 of 4 finished runs: delta 0.1 is not below 1/50",
+    ]
+    assert found[0].notes == caveats["a"]
+    many = replace(found[0], caveats={"a": tuple(f"{chr(97 + place)}: note" for place in range(13))})
+    assert notes_on_runs([many])[0] == "in 1 of 1 finished run: a: note"
+    assert notes_on_runs([many])[10:] == ["and 3 further notes, under caveats in rows.json"]
+    assert notes_on_runs([Row("failed", (), (), 0, {}, 0.0, failed=("it failed",))]) == []
 
 
 def test_a_sweep_over_names_is_drawn_too(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from ldpfl.experiments.model_file import ModelFile, check_no_personal_layers
 from ldpfl.experiments.reproduction import ReproducedRow, Reproduction, SizeName
 from ldpfl.experiments.runner import Finished
 from ldpfl.experiments.sweep_config import SweepConfig
-from ldpfl.experiments.sweep_rows import Curve, JointGuarantee, Row, frontier
+from ldpfl.experiments.sweep_rows import Curve, JointGuarantee, Row, frontier, notes_on_runs
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accounting import account
 from ldpfl.privacy.guarantee import Statement
@@ -266,7 +266,7 @@ class SweepResult(Shown):
         import pandas
 
         if not by_seed:
-            return pandas.json_normalize([{**row.to_dict(), "budget": row.budget} for row in self.rows])
+            return pandas.json_normalize([{**row.to_dict(), "caveats": row.notes, "budget": row.budget} for row in self.rows])
         return pandas.DataFrame([run for row in self.rows for run in _finished_runs(row)])
 
     def to_dict(self) -> dict[str, Any]:
@@ -277,7 +277,8 @@ class SweepResult(Shown):
     def __rich__(self) -> RenderableType:
         noise = [noise_table(self.config, self.rows)] if any(row.noise for row in self.rows) else []
         sentences = () if self.together is None else self.together.sentences
-        return Group(sweep_table(self.config, self.rows), *noise, *map(Text, sentences))
+        notes = (Text(f"note: {note}", style="yellow") for note in notes_on_runs(self.rows))
+        return Group(sweep_table(self.config, self.rows), *noise, *map(Text, sentences), *notes)
 
 
 def _finished_runs(row: Row) -> Iterator[dict[str, Any]]:

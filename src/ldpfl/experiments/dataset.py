@@ -59,6 +59,8 @@ _GIVEN_SEED_NOTE = (
     "can take the noise off, so give no seed where the model is handed on"
 )
 _SCORES_NOTE = "test rows are not protected: scores on them are exact figures"
+NOTES_ON_ALL_OWN_DATA = (SIMULATION, _SCORES_NOTE)
+"""Starts of notes that every run on a user's own data has."""
 
 
 @dataclass(frozen=True)

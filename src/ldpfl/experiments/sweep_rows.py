@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ldpfl.errors import DataError
+from ldpfl.experiments.dataset import NOTES_ON_ALL_OWN_DATA
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep_config import AxisValue, Cell
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, IF_TRUSTED, Statement, best_figure, is_figure
 from ldpfl.tasks import ACCURACY
 from ldpfl.util.files import from_json_lines
-from ldpfl.util.number_format import number
+from ldpfl.util.number_format import counted, number
 
 Point = tuple[tuple[str, AxisValue], ...]
 Result = dict[str, Any]
@@ -42,6 +44,7 @@ class Row:
         scores: all metrics of the final models, by name, for the same seeds as ``score``; None for a metric without a value.
         lower_is_better: whether a low ``score`` is good.
         failed: errors of the other seeds' runs, each after the name of its run. A resumed sweep tries these runs again.
+        caveats: notes in the ``result.json`` of each finished run, by the name of the run's folder.
     """
 
     variant: str
@@ -56,6 +59,7 @@ class Row:
     scores: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
     lower_is_better: bool = False
     failed: tuple[str, ...] = ()
+    caveats: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def means(self) -> dict[str, float | None]:
@@ -80,6 +84,11 @@ class Row:
         if epsilon is None:
             return 0.0  # nobody took part
         return inf if epsilon == "infinity" else float(epsilon)
+
+    @property
+    def notes(self) -> list[str]:
+        """Different notes of the finished runs, in order of first appearance."""
+        return list(dict.fromkeys(caveat for caveats in self.caveats.values() for caveat in caveats))
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
@@ -139,7 +148,7 @@ class JointGuarantee:
 
 def rows(results: Sequence[tuple[Cell, Result]]) -> list[Row]:
     """Return one row for each variant and point, over all seeds, in order of first appearance."""
-    return [_row_of(variant, point, list(by_folder.values())) for (variant, point), by_folder in group_results(results).items()]
+    return [_row_of(variant, point, by_folder) for (variant, point), by_folder in group_results(results).items()]
 
 
 def curves(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Curve]:
@@ -149,7 +158,7 @@ def curves(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Curve]:
         DataError: the metrics of a finished run with a noise schedule are missing or damaged.
     """
     return [
-        _curve_of(_row_of(variant, point, list(by_folder.values())), by_folder, out / "runs")
+        _curve_of(_row_of(variant, point, by_folder), by_folder, out / "runs")
         for (variant, point), by_folder in group_results(results).items()
     ]
 
@@ -202,8 +211,12 @@ def _noise_by_round(folder: RunFolder, result: Result) -> tuple[Rounds, Rounds]:
     return tuple(accumulate(norms)), tuple(accumulate(next(charges) if figures else 0.0 for figures in noise))
 
 
-def _row_of(variant: str, point: Point, results: Sequence[Result]) -> Row:
-    """Return the row of a variant and point from the results of its runs. Without a finished run, figures are those of stopped runs."""
+def _row_of(variant: str, point: Point, by_folder: Mapping[str, Result]) -> Row:
+    """Return the row of a variant and point from the results of its runs, by the name of their folders.
+
+    Without a finished run, figures are those of stopped runs.
+    """
+    results = list(by_folder.values())
     finished = [result for result in results if _is_finished(result)]
     with_privacy = [result for result in results if "privacy" in result]  # also stopped runs with finished rounds
     with_figures = finished or with_privacy
@@ -220,12 +233,39 @@ def _row_of(variant: str, point: Point, results: Sequence[Result]) -> Row:
         scores={name: tuple(result["scores"].get(name) for result in finished) for name in _metric_names(finished)},
         lower_is_better=any(result.get("lower_is_better", False) for result in with_figures),
         failed=tuple(result["failed"] for result in results if "failed" in result),
+        caveats={name: tuple(result.get("caveats", ())) for name, result in by_folder.items() if _is_finished(result)},
     )
 
 
 def _is_finished(result: Result) -> bool:
     """Return whether the run of a ``result`` came to its end: it was neither stopped early nor failed."""
     return not {"stopped", "failed"} & result.keys()
+
+
+def notes_on_runs(rows: Sequence[Row]) -> list[str]:
+    """Return the notes of the finished runs of ``rows``, the most frequent first, each with the number of runs that have it.
+
+    Notes that differ only in numbers, or after their first colon, count as one: runs may leave out different columns. The longest of them
+    is returned, since it names most columns. Notes that every run on a user's own data has are left out.
+    """
+    caveats_by_run = {run: caveats for row in rows for run, caveats in row.caveats.items()}  # rows may share a run
+    texts: dict[str, dict[str, list[str]]] = {}  # by kind of note, then by run
+    for run, caveats in caveats_by_run.items():
+        for caveat in caveats:
+            if not caveat.startswith(NOTES_ON_ALL_OWN_DATA):
+                kind = re.sub(r"\d[\d,. ]*", "#", caveat.partition(": ")[0])
+                texts.setdefault(kind, {}).setdefault(run, []).append(caveat)
+    notes = []
+    for by_run in sorted(texts.values(), key=len, reverse=True):
+        different = {text for run_texts in by_run.values() for text in run_texts}
+        details = " (details are those of one run)" if len(different) > 1 else ""
+        runs = counted(len(caveats_by_run), "finished run")
+        notes.append(f"in {len(by_run):,} of {runs}{details}: {max(sorted(different), key=len)}")
+    more = len(notes) - _MAX_NOTES
+    return [*notes[:_MAX_NOTES], *([f"and {counted(more, 'further note')}, under caveats in rows.json"] if more > 0 else [])]
+
+
+_MAX_NOTES = 10
 
 
 def metric_of(rows: Sequence[Row]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 
 from ldpfl.experiments.sweep_config import Cell, SweepConfig
-from ldpfl.experiments.sweep_rows import Row, metric_of, rows
+from ldpfl.experiments.sweep_rows import Row, metric_of, notes_on_runs, rows
 from ldpfl.experiments.sweep_run import joint_guarantee, stored_results, stored_runs
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, WHAT_IS_PROTECTED, best_figure, least_protected, worth_of
 from ldpfl.report.plots import panels_of, plot_sweep, plot_worth
@@ -54,6 +54,7 @@ def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], comma
         rows=[_row_values(row, sweep) for row in sweep_rows],
         stopped=list(_stopped_reasons(sweep_rows)),
         together=[] if joint is None else joint.sentences,
+        notes=notes_on_runs(sweep_rows),
         pictures=list(_pictures(sweep, sweep_rows)),
         config=tomli_w.dumps(sweep.model_dump(exclude={"seeds"} if any(cell.config.hides_seed for cell, _ in results) else None)),
     )
