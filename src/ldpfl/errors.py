@@ -67,9 +67,14 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
-def listed_names(names: Iterable[str]) -> str:
-    """Return ``names``, such as those of columns, as one text, with commas between them. A name with a comma or space is quoted."""
-    return ", ".join(repr(name) if re.search(r"[\s,]", name) else printable(name) for name in names)
+def listed_names(names: Iterable[str], most: int | None = None) -> str:
+    """Return ``names``, such as those of columns, as one text, with commas between them. A name with a comma or space is quoted.
+
+    Of more than ``most`` names, the text lists the first ``most`` and says how many more there are.
+    """
+    texts = [repr(name) if re.search(r"[\s,]", name) else printable(name) for name in names]
+    more = 0 if most is None else len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def is_text(text: str) -> bool:

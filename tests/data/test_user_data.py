@@ -536,6 +536,56 @@ def test_a_commented_config_is_what_it_was_made_of(table: Path, ldpfl: CommandLi
     assert "exists" in ldpfl("init", str(file), *arguments).err
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--data", "nofile.csv"], "there is no file "),
+        (["--data", "patients"], "unknown data set 'patients', and no file or folder here has that name"),
+        (["--target", "outcom"], "data.target names 'outcom', but there is no such column: did you mean 'outcome'?"),
+        (
+            ["--target", "outcome", "--client", "hospitl"],
+            "data.client names 'hospitl', but there is no such column: did you mean 'hospital'?",
+        ),
+        (["--target", "outcome", "--person", "who"], "data.person names 'who', but there is no such column: known: "),
+        (["--target", "outcome", "--text", "letter"], "data.text names 'letter', but there is no such column: known: "),
+        (["--target", "outcome", "--set", "data.columns=['agee']"], "data.columns names 'agee', but there is no such column"),
+    ],
+)
+def test_a_config_of_data_that_do_not_exist_is_not_written(
+    flags: list[str], said: str, table: Path, ldpfl: CommandLine, tmp_path: Path
+) -> None:
+    assert said in ldpfl.refused("init", tmp_path / "own.toml", "--data", table, *flags)
+    assert not (tmp_path / "own.toml").exists()
+
+
+def test_in_a_terminal_a_mistyped_file_or_column_is_asked_for_again(
+    table: Path, ldpfl: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, answers = tmp_path / "own.toml", iter(["nofile.csv", str(table), "outcom", "outcome", "hospitl", "hospital", 2.0])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("typer.prompt", lambda *_, **__: next(answers))
+    outcome = ldpfl("init", file)
+    assert outcome.code == 0, outcome.err
+    assert [outcome.out.count(said) for said in ("there is no file", "data.target names 'outcom'", "data.client names 'hospitl'")] == [
+        1,
+        1,
+        1,
+    ]
+    config = api.configure(file)
+    assert (config.data.path, config.data.target, config.data.client) == (str(table), "outcome", "hospital")
+    answers = iter([])  # a fault in the flags is none in an answer, so nothing is asked
+    assert "data.person names 'who'" in ldpfl.refused("init", tmp_path / "other.toml", "--data", table, "--person", "who")
+
+
+def test_a_note_on_many_classes_says_how_many_are_not_listed() -> None:
+    frame = pd.DataFrame({"age": range(60), "ward": [f"W{place % 9}" for place in range(60)]})
+    settings = DataConfig(name="given", target="ward")
+    notes = " ".join(load_user_data(settings, "class", frame).notes)
+    assert "the classes of 'ward' (W0, W1, W2, W3, W4 and 4 more) were taken from the data" in notes
+    few = " ".join(load_user_data(settings, "class", frame[frame["ward"] < "W5"]).notes)
+    assert "(W0, W1, W2, W3, W4) were taken" in few
+
+
 def test_a_config_that_is_written_to_be_kept_has_no_seed_unless_one_is_said(table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     """All noise of its runs would follow from it, and it is made to be handed on."""
     file = tmp_path / "own.toml"

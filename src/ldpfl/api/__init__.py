@@ -11,7 +11,12 @@ from ldpfl.util import lazy_imports
 if TYPE_CHECKING:
     from ldpfl.api.accounting import account as account, released as released, warned as warned
     from ldpfl.api.auditing import audit as audit, audit_run as audit_run, is_mechanism as is_mechanism, require_run as require_run
-    from ldpfl.api.beginning import begin_app as begin_app, begin_config as begin_config, begin_mechanism as begin_mechanism
+    from ldpfl.api.beginning import (
+        begin_app as begin_app,
+        begin_config as begin_config,
+        begin_mechanism as begin_mechanism,
+        config_of_existing_data as config_of_existing_data,
+    )
     from ldpfl.api.certifying import certify as certify
     from ldpfl.api.configuring import configure as configure, overrides_of as overrides_of
     from ldpfl.api.exporting import export as export, given_seed as given_seed
@@ -50,7 +55,7 @@ __getattr__, __dir__ = lazy_imports.exports(
     {
         "ldpfl.api.accounting": ("account", "released", "warned"),
         "ldpfl.api.auditing": ("audit", "audit_run", "is_mechanism", "require_run"),
-        "ldpfl.api.beginning": ("begin_app", "begin_config", "begin_mechanism"),
+        "ldpfl.api.beginning": ("begin_app", "begin_config", "begin_mechanism", "config_of_existing_data"),
         "ldpfl.api.certifying": ("certify",),
         "ldpfl.api.configuring": ("configure", "overrides_of"),
         "ldpfl.api.exporting": ("export", "given_seed"),

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ldpfl.api.configuring import config_from, configure
+from ldpfl.data.loading import image_shape
+from ldpfl.data.user_data import check_files
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.dataset import target_kind_of
 from ldpfl.experiments.settings_listed import commented_toml
 from ldpfl.mechanisms.new_package import write_package
 from ldpfl.util.files import write_text
@@ -66,10 +69,25 @@ def begin_config(file: Path, recipe: str, changes: Sequence[str]) -> None:
 
     Raises:
         ConfigError: ``file`` exists, or a change does not fit.
+        DataError: the data do not exist, or lack a column that a setting names.
     """
     if file.exists():
         raise ConfigError(f"{file} already exists and is not overwritten: give another file")
-    write_text(file, commented_toml(config_from(recipe, list(changes))))
+    write_text(file, commented_toml(config_of_existing_data(recipe, changes)))
+
+
+def config_of_existing_data(recipe: str, changes: Sequence[str]) -> RunConfig:
+    """Return the config of ``recipe`` with ``changes``, after checks that its data exist and have the columns that it names.
+
+    Raises:
+        ConfigError: a change does not fit, or there is no built-in data set of this name.
+        DataError: there is no such file, or a column is missing.
+    """
+    config = config_from(recipe, list(changes))
+    if not (config.data.brought or config.data.at_nodes):
+        image_shape(config.data.name)  # raises if there is no built-in data set of this name
+    check_files(config.data, target_kind_of(config))
+    return config
 
 
 def begin_app(

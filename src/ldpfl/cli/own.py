@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +20,7 @@ from ldpfl import api
 from ldpfl.api import DEFAULT, OWN, overrides_of
 from ldpfl.api.beginning import BegunApp
 from ldpfl.cli.options import DataDirOption
-from ldpfl.errors import ConfigError, printable
+from ldpfl.errors import ConfigError, LdpflError, printable
 from ldpfl.report.console import print_json, terminal
 from ldpfl.util.number_format import counted
 
@@ -211,20 +213,41 @@ def init(
     if file.exists():
         raise ConfigError(f"{file} already exists and is not overwritten: give another file")
     may_ask = sys.stdin.isatty() and recipe is None
-    if may_ask and data is None:
-        data = typer.prompt("Your data: a CSV or Parquet file, a folder of them, or a data set's name")
-    if may_ask and target is None:
-        target = typer.prompt("Column that is to be predicted")
-    if may_ask and client is None:
-        client = typer.prompt("Column that names the client of a row (empty: rows are dealt out)", default="") or None
-    if may_ask and target_epsilon is None:
-        target_epsilon = typer.prompt("Epsilon of the whole run", default=4.0, type=float)
+    if may_ask:
+        if data is not None:  # a fault in the given columns must not be taken for one in an answer
+            _check_data(data, target, client, person, text)
+        data = data or _answer("Your data: a CSV or Parquet file, a folder of them, or a data set's name", _check_data)
+        target = target or _answer("Column that is to be predicted", partial(_check_data, data))
+        if client is None:
+            question = "Column that names the client of a row (empty: rows are dealt out)"
+            client = _answer(question, partial(_check_data, data, None), default="") or None
+        if target_epsilon is None:
+            target_epsilon = typer.prompt("Epsilon of the whole run", default=4.0, type=float)
     chosen = recipe or (OWN if data is not None else DEFAULT)
     changes = overrides_of(data, target, client, task, model, target_epsilon, set_, recipe, person, evaluation_epsilon, text)
     api.begin_config(file, chosen, changes)
     print(
         f"wrote {file}; run it with: ldpfl run {file}" if file.suffix == ".toml" else f"wrote {file}; rename it to FILE.toml for ldpfl run"
     )
+
+
+def _answer(question: str, check: Callable[[str], None], default: str | None = None) -> str:
+    """Ask ``question`` in the terminal until ``check`` raises no error for the answer, and return the answer."""
+    while True:
+        answer: str = typer.prompt(question, default=default)
+        try:
+            check(answer)
+        except LdpflError as error:
+            terminal().print(Text(str(error), style="red"), soft_wrap=True)
+        else:
+            return answer
+
+
+def _check_data(
+    data: str, target: str | None = None, client: str | None = None, person: str | None = None, text: str | None = None
+) -> None:
+    """Raise an :class:`LdpflError` if the ``data`` do not exist, or lack one of the columns."""
+    api.config_of_existing_data(OWN, overrides_of(data, target, client or None, None, None, None, None, person=person, text=text))
 
 
 def _init_app(

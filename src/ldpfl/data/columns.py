@@ -94,11 +94,7 @@ def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[s
             f"data.client and data.target both name {config.client!r}, but the client of a row is public and its target is not: name "
             "another column in one of them"
         )
-    names_by_setting = {setting: getattr(config, setting) for setting in ("columns", "numbers", "words", "dates", "bounds", "categories")}
-    for setting, names in names_by_setting.items():
-        for name in names:
-            train.column(name, f"data.{setting}")  # raises if there is no such column
-    configured = {name for names in names_by_setting.values() for name in names}
+    configured = check_configured_columns(train, config)
     names = list(config.columns) or [name for name in train.columns if name not in reserved]
     for name in names:
         if name in reserved:
@@ -205,6 +201,15 @@ def _is_text_of_rounded_float(text: str) -> bool:
 
 _SHORTENED_FROM = 10**11
 """Excel shortens whole numbers from 1e11 on."""
+
+
+def check_configured_columns(table: Table, config: DataConfig) -> set[str]:
+    """Return the input columns that ``config`` names. Raise a :class:`DataError` if ``table`` lacks one of them."""
+    names_by_setting = {setting: getattr(config, setting) for setting in ("columns", "numbers", "words", "dates", "bounds", "categories")}
+    for setting, names in names_by_setting.items():
+        for name in names:
+            table.column(name, f"data.{setting}")  # raises if there is no such column
+    return {name for names in names_by_setting.values() for name in names}
 
 
 def person_names(table: Table, config: DataConfig) -> list[str]:
@@ -379,7 +384,7 @@ def resolve_text_column(table: Table, config: DataConfig) -> DataConfig:
     names = list(config.columns) or [name for name in table.columns if name not in reserved]
     if len(names) != 1:
         raise ConfigError(
-            f"data.text (--text) is not set: name the column that holds the texts; possible columns: {', '.join(names[:8]) or 'none'}"
+            f"data.text (--text) is not set: name the column that holds the texts; possible columns: {listed_names(names, 8) or 'none'}"
         )
     return config.model_copy(update={"text": names[0], "columns": []})
 

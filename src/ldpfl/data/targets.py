@@ -16,7 +16,7 @@ from ldpfl.data.columns import BYTES, column_words, texts_as_bytes
 from ldpfl.data.identifiers import identifier_kind
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
-from ldpfl.errors import ConfigError, DataError
+from ldpfl.errors import ConfigError, DataError, listed_names
 from ldpfl.tasks import NO_TOKEN, Targets
 from ldpfl.util.number_format import counted
 
@@ -42,6 +42,12 @@ class ReadTargets(NamedTuple):
     classes: tuple[str, ...] = ()
 
 
+def check_target_columns(table: Table, names: Sequence[str], targets: Targets) -> None:
+    """Raise a :class:`DataError` if ``table`` lacks one of the target columns ``names``."""
+    for name in names:
+        table.column(name, "data.target", "" if targets in ("classes", "survival") else f"; {_TASK_OF_SEVERAL}")
+
+
 def read_targets(tables: Sequence[Table], config: DataConfig, targets: Targets) -> ReadTargets:
     """Return the targets of each row of ``tables``, which share one list of classes.
 
@@ -51,9 +57,7 @@ def read_targets(tables: Sequence[Table], config: DataConfig, targets: Targets) 
     """
     names = config.target_names
     for table in tables:
-        for name in names:
-            # Raises if there is no such column.
-            table.column(name, "data.target", "" if targets in ("classes", "survival") else f"; {_TASK_OF_SEVERAL}")
+        check_target_columns(table, names, targets)
     if targets == "survival":
         return _survival_targets(tables, names, config)
     if targets != "classes" and len(names) > 1:
@@ -218,12 +222,12 @@ def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> Re
         for row, word in enumerate(table_words):
             if word not in class_numbers:
                 if config.classes:
-                    problem = f"in data.classes, expected one of {', '.join(classes[:10])}"
+                    problem = f"in data.classes, expected one of {listed_names(classes, 10)}"
                 else:
                     problem = "a class of the training rows: list all classes in data.classes, or leave the row out"
                 raise DataError(f"{table.where(row)}: the class in the column {name!r} is not {problem}")
         targets.append(torch.tensor([class_numbers[word] for word in table_words]))
-    notes = () if config.classes else (_NOTE_ON_CLASSES.format(name=name, some=", ".join(classes[:5])), *_note_on_case(name, classes))
+    notes = () if config.classes else (_NOTE_ON_CLASSES.format(name=name, some=listed_names(classes, 5)), *_note_on_case(name, classes))
     return ReadTargets(targets, len(classes), notes, tuple(classes))
 
 

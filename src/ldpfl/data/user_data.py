@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ldpfl.data.columns import check_configured_columns
 from ldpfl.data.dataset import Dataset, Owners, number_clients
 from ldpfl.data.from_table import choose_test_rows, dataset_from_table
 from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_file_name
@@ -21,11 +22,11 @@ from ldpfl.data.leaks import find_leaks, notes_on_cells
 from ldpfl.data.samples import TOKENS, Inputs, Samples, density_problem, map_tensors, tensors_by_name
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, read_table, table_from_frame
-from ldpfl.data.targets import MOST_CLASSES
+from ldpfl.data.targets import MOST_CLASSES, check_target_columns
 from ldpfl.data.tokens import next_token_targets
 from ldpfl.data.user_hub import fetch_data
 from ldpfl.data.user_images import Pictures, holds_images
-from ldpfl.errors import ConfigError, DataError, error_without_data, printable
+from ldpfl.errors import ConfigError, DataError, error_without_data, listed_names, printable
 from ldpfl.tasks import PARALLEL, Targets
 from ldpfl.util.user_code import GIVEN, call_user_code, is_code
 
@@ -51,6 +52,24 @@ def load_user_data(config: DataConfig, targets: Targets, data: object = None) ->
     if data is None:
         raise ConfigError("the data of this run were passed from Python, so no file has them: pass them again with data=...")
     return _as_dataset(data, config, targets)
+
+
+def check_files(config: DataConfig, targets: Targets) -> None:
+    """Raise if a file of ``config`` does not exist, or if the table lacks a column that a setting names. Images are not checked.
+
+    Raises:
+        ConfigError: a folder holds images and tables.
+        DataError: a file cannot be read, or a column is missing, with the message that a run would have.
+    """
+    if not config.path or holds_images(Path(config.path)):
+        return
+    train, *test = (read_table(Path(path)) for path in (config.path, config.test_path) if path)
+    for table in (train, *test):
+        check_target_columns(table, config.target_names if config.target else (), targets)
+    for setting in ("client", "person", "text"):
+        if name := getattr(config, setting):
+            train.column(name, f"data.{setting}")
+    check_configured_columns(train, config)
 
 
 @lru_cache(maxsize=2)
@@ -287,10 +306,9 @@ def _class_note(classes: Sequence[str]) -> str:
     """Return the note that the names of the ``classes`` were taken from the data; if they have no names, the note is on their number."""
     if not classes:
         return _COUNT_NOTE
-    examples = ", ".join([*classes[:5], "..."] if len(classes) > 5 else classes)
     return printable(
-        f"the names of the classes ({examples}) were taken from the data as if they were public. Results and published files show them: "
-        "if it is secret which of them occur, list all classes in data.classes"
+        f"the names of the classes ({listed_names(classes, 5)}) were taken from the data as if they were public. Results and published "
+        "files show them: if it is secret which of them occur, list all classes in data.classes"
     )
 
 

@@ -21,7 +21,7 @@ from ldpfl.data.samples import Samples
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import SUFFIXES, table_from_frame
 from ldpfl.data.targets import MOST_CLASSES
-from ldpfl.errors import ConfigError, DataError
+from ldpfl.errors import ConfigError, DataError, listed_names
 from ldpfl.util.suggestions import did_you_mean
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
@@ -235,8 +235,8 @@ def _number_labels(labels: list[Any], classes: Sequence[str], origin: str) -> tu
     number_of: Mapping[str, int] = {word: number for number, word in enumerate(classes or sorted(set(words)))}
     unknown = [row for row, word in enumerate(words, start=1) if word not in number_of]
     if unknown:
-        listed = ", ".join(list(number_of)[:10])
-        raise DataError(f"the image in row {unknown[0]:,} of {origin!r} has an unknown class, expected one of {listed}: correct it")
+        expected = listed_names(number_of, 10)
+        raise DataError(f"the image in row {unknown[0]:,} of {origin!r} has an unknown class, expected one of {expected}: correct it")
     return [number_of[word] for word in words], tuple(number_of)
 
 

@@ -28,7 +28,7 @@ from ldpfl.data.scaling import STAGES, scaled_by_bounds, scaled_like_run
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tokens import padding_token_number
 from ldpfl.data.unscaled import Unscaled
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, listed_names
 from ldpfl.experiments.config import LOWEST_PROBABILITY, ClippingConfig, ModelConfig, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.emphasis import emphasis_of
@@ -665,7 +665,7 @@ def measures_columns(config: RunConfig, unscaled: Sequence[Unscaled], mechanism:
     # Columns of classes need no bounds.
     unbounded = [column.name for column in unscaled if column.bounds is None and not column.classes]
     if unbounded:
-        raise ConfigError(f"no data.bounds for {', '.join(unbounded[:5])}, and {reason}: give data.bounds for each column of numbers")
+        raise ConfigError(f"no data.bounds for {listed_names(unbounded, 5)}, and {reason}: give data.bounds for each column of numbers")
     return False
 
 
