@@ -329,6 +329,27 @@ def test_rounds_of_a_kind_that_costs_less_do_not_stand_for_others_in_secret(tmp_
         verify(Certificate.from_dict(tree), ledger=file)
 
 
+def test_missing_rounds_in_secret_are_charged_as_the_round_after_them(tmp_path: Path) -> None:
+    strong, faint = RUNS["noise of two balls in secret"].events[-1], RUNS["noise of two balls in secret"].events[0]
+    made = Ledger((replace(faint, round=1, joined=1), replace(strong, round=40, joined=2)))
+    file, tree = write(tmp_path / "ledger.json", made), charging(made)
+    by_mu = {one["release"]["parameter"]: one for one in tree["statement"]["charged"]}
+    cheap, dear = by_mu[min(by_mu)], by_mu[max(by_mu)]
+    assert (cheap["rounds"], dear["rounds"]) == (1, 39)
+    cheap["rounds"], dear["rounds"] = 39, 1
+    with pytest.raises(DataError, match="several kinds are compared only with a certificate that charges each of them"):
+        verify(Certificate.from_dict(tree), ledger=file)
+
+
+def test_the_smallest_cohort_in_secret_counts_for_rounds_of_all_kinds(tmp_path: Path) -> None:
+    made = RUNS["noise of two balls in secret"]
+    file, tree = write(tmp_path / "ledger.json", made), charging(made)
+    assert {one["cohort"] for one in tree["statement"]["charged"]} == {5}
+    tree["statement"]["charged"][-1]["cohort"] = 7
+    with pytest.raises(DataError, match="a cohort of 7 is charged, but its smallest cohort has 5"):
+        verify(Certificate.from_dict(tree), ledger=file)
+
+
 @pytest.mark.slow
 def test_what_would_take_too_long_is_not_checked() -> None:
     """Seventeen kinds of rounds behind a shuffler: what holds without it is looked at still."""

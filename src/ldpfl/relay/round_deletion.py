@@ -22,12 +22,14 @@ from ldpfl.relay.database import store_errors
 from ldpfl.relay.errors import StoreFull, StoreUnavailable, UnfitStore
 from ldpfl.relay.files import Reserve
 from ldpfl.relay.schema import READ_ONLY, blocks, is_sqlite, parts, rounds, uploads
-from ldpfl.relay.telemetry import log_fault
+from ldpfl.relay.telemetry import log_event, log_fault
 
 _BATCH_BYTES = 2 * 2**20
 _BATCH_ROWS = 250
 _REWRITTEN_BYTES = 64 * 2**20
 """Largest size of other rounds' data that PostgreSQL rewrites: it takes as much room again, and about a second, while uploads wait."""
+_RETRY_S = 60.0
+"""Seconds after which deleted rows that another transaction has kept in PostgreSQL are tried again."""
 _MAX_SAVED_S, _SHARE_OF_TIME = 3.0, 0.1
 """Seconds of a time allowance that may be saved up, and the allowance's share of all time."""
 
@@ -95,6 +97,7 @@ class GoneRounds:
         self._engine = engine
         self._pending_deletion, self._pending_scrub = _PendingWork(), _PendingWork()
         self._scrub_time = _Allowance()
+        self._next_rewrite_s = 0.0  # time before which rows that another transaction has kept are not tried again
         # Number of a scrub's request, and the tables that were too large for it to rewrite.
         self._too_large: tuple[int, tuple[Table, ...]] = (0, ())
         self._reserve = Reserve(Path(f"{Path(str(engine.url.database)).resolve()}.reserve")) if is_sqlite(engine) else None
@@ -144,7 +147,8 @@ class GoneRounds:
         round_ids = self._round_ids_with_data()
         for round_id in round_ids:
             self._delete_round(round_id)
-        if round_ids or (self._pending_scrub and not self._must_wait()):  # not if nothing was deleted: a scrub rewrites the whole file
+        # Not if nothing was deleted, because a scrub rewrites the whole file.
+        if round_ids or (self._pending_scrub and not self._must_wait(at_once=at_once)):
             self.scrub(at_once=at_once)
         self._pending_deletion.clear(request)  # if another thread has requested a deletion since, it stays pending
         if self._reserve is not None:
@@ -194,10 +198,15 @@ class GoneRounds:
         is_complete = vacuum(self._engine, _SCRUBBED, rewritten=[table for table in _SCRUBBED if table not in large])
         if is_complete:
             self._too_large = request, large
+        else:  # a transaction may take long, and each rewrite leaves some room unused in PostgreSQL's catalogs
+            self._next_rewrite_s = time.monotonic() + _RETRY_S
+            log_event("scrub_incomplete")
         return is_complete and not large
 
-    def _must_wait(self) -> bool:
-        """Return whether the last scrub has left only tables to rewrite that are still too large for that."""
+    def _must_wait(self, *, at_once: bool) -> bool:
+        """Return whether it is too early to rewrite again, or the last scrub has left only tables that are still too large for that."""
+        if not at_once and time.monotonic() < self._next_rewrite_s:
+            return True
         request, too_large = self._too_large
         return request == self._pending_scrub.last_request and set(too_large) <= set(self._large_tables())
 

@@ -62,9 +62,12 @@ def _why_not_charged(charged: Sequence[ChargedRounds], events: Sequence[Event]) 
     samplings = {group.sampling for group in rounds}
     if samplings == {"secret"}:
         # An empty round of random check-in is an outcome like any other, and part of the cost.
-        check_in_rounds = [event for event in events if event.sampling == "secret"]
-        times = Counter(_without_cohort(event.as_charged(colluding)) for event in check_in_rounds)
-        return _why_random_check_in_not_charged(charged, rounds, times, max(event.round for event in check_in_rounds), max_joined)
+        times: Counter[ChargedRounds] = Counter()
+        last_round = 0
+        for event in sorted((event for event in events if event.sampling == "secret"), key=lambda event: event.round):
+            times[_without_cohort(event.as_charged(colluding))] += event.round - last_round  # missing rounds before it were empty
+            last_round = event.round
+        return _why_random_check_in_not_charged(charged, rounds, times, max_joined)
     if "secret" in samplings:
         return "it mixes rounds of random check-in with other rounds, which are not compared with a certificate here"
     if samplings == {"once"} and [group.rounds for group in charged] == [1]:
@@ -121,20 +124,19 @@ def _without_cohort(one: ChargedRounds) -> ChargedRounds:
 
 
 def _why_random_check_in_not_charged(
-    charged: Sequence[ChargedRounds], rounds: Sequence[ChargedRounds], times: Counter[ChargedRounds], last_round: int, max_joined: int
+    charged: Sequence[ChargedRounds], rounds: Sequence[ChargedRounds], times: Counter[ChargedRounds], max_joined: int
 ) -> str:
     """Return why ``charged`` does not cover ``rounds`` of random check-in, or an empty text.
 
     Args:
         rounds: rounds that some client joined.
         times: how many rounds there were of each kind (:func:`_without_cohort`), empty ones too.
-        last_round: number of the last round.
         max_joined: number of rounds that some client joined.
     """
     # Behind a shuffler nobody learns which rounds a client joined. Elsewhere, with Gaussian noise, a client pays only for rounds it joined.
     participation_is_hidden = any(group.channel == "ideal-shuffler" and group.release.alike for group in rounds)
     pays_for_joined = all(group.release.kind == "gaussian" for group in rounds) and not participation_is_hidden
-    needed = max_joined if pays_for_joined else last_round
+    needed = max_joined if pays_for_joined else times.total()
     charged_rounds = sum(group.rounds for group in charged)
     if charged_rounds < needed:
         return f"there were {needed:,} rounds, but only {charged_rounds:,} are charged"
@@ -145,12 +147,8 @@ def _why_random_check_in_not_charged(
         return "its rounds are of another kind than the charged ones"
     if len(times) > 1 and any(times_charged[kind] < times[kind] for kind in times):
         return "rounds of random check-in of several kinds are compared only with a certificate that charges each of them"
-    for kind in times:
-        smallest = min((group.cohort for group in rounds if _without_cohort(group) == kind), default=1)
-        largest_charged = max(group.cohort for group in charged if _without_cohort(group) == kind)
-        if largest_charged > smallest:
-            return f"a cohort of {largest_charged:,} is charged, but its smallest cohort has {smallest:,}"
-    return ""
+    smallest, largest_charged = min(group.cohort for group in rounds), max(group.cohort for group in charged)
+    return f"a cohort of {largest_charged:,} is charged, but its smallest cohort has {smallest:,}" if largest_charged > smallest else ""
 
 
 def _why_one_round_each_not_charged(charged: ChargedRounds, rounds: Sequence[ChargedRounds], honest_reports: int) -> str:

@@ -62,9 +62,9 @@ def composed_delta(epsilon0: float, reports: int, epsilon: float) -> float:
 
 _TINY_DELTA = 1e-12  # below this delta, epsilon is rounded up by a relative 1e-12
 
-_FEW_REPORTS, _MASS_ROUNDED = 20, 2e-13
-"""Relative rounding error of the probabilities of losses, for more reports than a few: they are products of as many ratios. The largest
-error that was found is a quarter of it, for 1,000 reports."""
+_MASS_ROUNDED = 2e-13
+"""Relative rounding error of the probabilities of losses, which are products of as many ratios as there are reports. The largest error
+that was found is a quarter of it, for 1,000 reports."""
 _DELTA_ROUNDED = 1e-10
 """Relative rounding error of delta at epsilon 0, whose terms are all positive."""
 
@@ -87,8 +87,7 @@ def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
     if delta <= TAIL or epsilon0 > HUGE_BUDGET:
         return pure_sum((epsilon0, reports))
     losses, masses = _losses(epsilon0, reports)
-    rounded = _MASS_ROUNDED if reports > _FEW_REPORTS else 0.0
-    computed = epsilon_of(losses, masses, (delta - TAIL) * (1 - rounded))
+    computed = epsilon_of(losses, masses, (delta - TAIL) * (1 - min(_MASS_ROUNDED, 1e-14 * reports)))
     # A positive epsilon below the rounding error comes out as 0. Whether it is positive is decided by delta at epsilon 0.
     if computed == 0 and delta_of(losses, masses, 0.0) * (1 + _DELTA_ROUNDED) <= delta - TAIL:
         return 0.0
