@@ -280,7 +280,7 @@ def test_a_sweep_marks_the_epsilons_that_rest_on_a_user_s_code() -> None:
 
 def test_notes_are_listed_once_with_the_number_of_runs_that_have_them() -> None:
     """Of notes that differ in their columns or numbers, the longest is shown. A run that two rows share counts once."""
-    simulated = [f"{SIMULATION}; here all noise follows from a secret", "test rows are not protected: scores are exact figures of them"]
+    simulated = [f"{SIMULATION}; here all noise follows from a secret", "test rows are not protected: scores on them are exact figures"]
     hidden, late = "columns left out, because their values were not seen: ", "training stopped after round {} of 9: x"
     caveats = {
         "a": [*simulated, late.format(3), f"{hidden}age, crp"],
