@@ -277,10 +277,10 @@ def _dataset_of_images(pictures: Pictures, config: DataConfig) -> Dataset:
     train, *test = pictures.parts
     if test:
         is_test = np.zeros(len(train), dtype=bool)
-    elif pictures.identities is not None:
-        is_test = held_out_by_file_name(pictures.identities)
     elif pictures.persons is not None:
         is_test = choose_test_rows(len(train), pictures.persons)
+    elif pictures.identities is not None:
+        is_test = held_out_by_file_name(pictures.identities)
     else:
         is_test = held_out(len(train), TEST_SHARE)
     parts = [train, *test] if test else [train.take(torch.from_numpy(~is_test)), train.take(torch.from_numpy(is_test))]

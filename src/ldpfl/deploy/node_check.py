@@ -366,7 +366,7 @@ def _check_signing_key(path: Path | None) -> Finding:
 
 
 def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) -> Iterator[Finding]:
-    """Check whether the policy allows all rounds of an app, and the budget as well, in addition to what it was charged before.
+    """Check whether the policy allows all rounds of an app, and whether the rest of the budget does.
 
     Args:
         offer: what the app asks of the node.

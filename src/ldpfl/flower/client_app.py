@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 
 class _LastRead(NamedTuple, Generic[T]):
-    """What the content of the last message asks for. It is kept, because simulated clients of one process get the same content object."""
+    """The last message, and what it asks for. Simulated clients of one process get the same content object, so it is read only once."""
 
     content: RecordDict
     message_type: str

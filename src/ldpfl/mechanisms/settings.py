@@ -14,7 +14,7 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.util.quantities import Positive
 
 Perturbed = Literal["weights", "update", "gradient"]
-"""What a client randomises: its trained weights, their change since the broadcast, or the descent direction at the broadcast."""
+"""What a client randomises: its trained weights, their difference from the server's weights, or a gradient at the server's weights."""
 
 
 Part = Literal["record", "person"]
