@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import chain
-from types import FunctionType, MethodType
+from types import FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
 import torch
@@ -141,9 +141,18 @@ def _is_frozen(value: object) -> bool:
 
 
 def _frozen_fingerprint(value: Tensor) -> object:
-    """Return write counter, address, shape and SHA-256 of a frozen parameter. Copies would double the memory of a pretrained model."""
+    """Return what tells a later change of a frozen parameter: write counter, address, shape, SHA-256 and its Python attributes.
+
+    Copies would double the memory of a pretrained model.
+    """
     octets = value.detach().reshape(-1).view(torch.uint8).cpu().numpy()
-    return value._version, value.data_ptr(), tuple(value.shape), hashlib.sha256(octets.data).digest()
+    return (
+        value._version,
+        value.data_ptr(),
+        tuple(value.shape),
+        hashlib.sha256(octets.data).digest(),
+        comparable_copy(_attributes_of_tensor(value)),
+    )
 
 
 def _differing_names(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
@@ -318,18 +327,28 @@ def comparable_copy(value: object) -> object:
         return value
     if type(value) in _CAN_BE_EMPTY and not value:  # most other attributes: empty lists of hooks
         return type(value)
-    if isinstance(value, Tensor) and value.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value):
-        return value.detach().clone()
-    with suppress(Exception):
-        return pickle.dumps(value)
+    if isinstance(value, Tensor) and _is_plain(value):
+        attributes, copy = _attributes_of_tensor(value), value.detach().clone()
+        return _Contents.of([copy, attributes]) if attributes else copy
     with suppress(Exception):
         return _Contents.of(value)
     return _type_and_identity(value)
 
 
+def _is_plain(value: Tensor) -> bool:
+    """Whether ``value`` is a dense tensor that is not wrapped by a function transform such as ``vmap``."""
+    return value.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def _attributes_of_tensor(value: Tensor) -> dict[str, object]:
+    """Return the Python attributes of a tensor by name, without those by which ``torch.compile`` marks it."""
+    return {name: attribute for name, attribute in vars(value).items() if not name.startswith("_dynamo")}
+
+
 class _Contents(pickle.Pickler):
     """A pickler for comparison that accepts every object.
 
+    An object of a user's class is pickled with all its attributes, because its own way of pickling may leave some out, such as a cache.
     A function that pickle refuses, such as a lambda, is pickled as its identity, defaults, attributes and enclosing variables. An
     object whose contents Python does not list, such as a lock, is pickled as its type and identity.
     """
@@ -342,16 +361,43 @@ class _Contents(pickle.Pickler):
         return stream.getvalue()
 
     def reducer_override(self, value: object) -> Any:
-        """Return how to pickle ``value``: as usual if that works, else a function by its parts, and others by type and identity."""
+        """Return how to pickle ``value``, by the first of the ways in the class's description that fits."""
+        # The third entry, which pickle treats as a state, brings all parts into the bytes. Nobody unpickles them.
+        if _is_of_users_class(value):
+            return (str, (type(value).__name__,), (_attributes(value), _usually_pickled_parts(value)))
         with suppress(Exception):
             pickle.dumps(value)
             return NotImplemented  # pickle it as usual
         if isinstance(value, FunctionType):
-            # The third entry, which pickle treats as a state, brings the function's parts into the bytes. Nobody unpickles them.
             return (str, (_type_and_identity(value),), (_closure_values(value), value.__defaults__, value.__kwdefaults__, value.__dict__))
         with suppress(Exception):
             return value.__reduce_ex__(4)
         return (str, (_type_and_identity(value),))  # such as a nested class, or a tensor of vmap
+
+
+def _is_of_users_class(value: object) -> bool:
+    """Whether ``value`` is an object, but neither a class nor a function, whose class is not of a well-known library."""
+    return not isinstance(value, type | FunctionType) and not _is_of_library(type(value))
+
+
+def _attributes(value: object) -> dict[str, object]:
+    """Return all attributes of ``value`` by name, including those in ``__slots__``."""
+    attributes = dict(getattr(value, "__dict__", {}))
+    for owner in type(value).__mro__:
+        for name, member in vars(owner).items():
+            if isinstance(member, MemberDescriptorType):
+                with suppress(AttributeError):  # the attribute has no value yet
+                    attributes[f"{owner.__name__}.{name}"] = member.__get__(value)
+    return attributes
+
+
+def _usually_pickled_parts(value: object) -> list[object]:
+    """Return what pickle would store of ``value``, such as the elements of a list; an empty list if pickle refuses it."""
+    with suppress(Exception):
+        reduced = value.__reduce_ex__(4)
+        # From the fourth entry on, they are iterators over elements, which pickle refuses.
+        return [reduced] if isinstance(reduced, str) else [*reduced[1:3], *(list(part) for part in reduced[3:5] if part is not None)]
+    return []
 
 
 def _closure_values(function: FunctionType) -> list[object]:
