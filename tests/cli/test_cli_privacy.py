@@ -130,13 +130,14 @@ def anything(*arguments):
 
 @pytest.mark.thorough_except("model.name")
 @pytest.mark.parametrize("key", ["model.name", "data.name", "data.features", "data.partition", "task.name"])
-def test_no_code_that_a_file_names_is_run_to_account_it(key: str, ldpfl: CommandLine, tmp_path: Path, run: Path) -> None:
+def test_no_code_that_a_file_names_is_run_to_account_or_plan_it(key: str, ldpfl: CommandLine, tmp_path: Path, run: Path) -> None:
     Path("net.py").write_text(NET)
     file = tmp_path / "theirs.toml"
     file.write_text(parse_config(TINY_TOML, [f"{key}=net.py:anything"], origin="test").to_toml())
-    said = " ".join(ldpfl.refused("ledger", file, *DIRECT).split())
-    assert f"names code, {key} = net.py:anything, but ldpfl does not run code that only a file names" in said
-    assert f"--set {key}=net.py:anything" in said
+    for command in (("ledger", file, *DIRECT), ("plan", file, "--cost")):
+        said = " ".join(ldpfl.refused(*command).split())
+        assert f"names code, {key} = net.py:anything, but ldpfl does not run code that only a file names" in said
+        assert f"--set {key}=net.py:anything" in said
     theirs = shutil.copytree(run, tmp_path / "theirs")
     (theirs / "kind.txt").write_text("ready app on Flower\n")  # in a simulation, this ledger would contradict a config that names code
     Participation(begun=len(RunFolder(run).ledger().events)).save(RunFolder(theirs).participation_path)

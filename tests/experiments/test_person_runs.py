@@ -21,6 +21,7 @@ from ldpfl.experiments.dataset import CallerObjects, load_dataset
 from ldpfl.experiments.planned_ledger import check_settings_fit_together, planned_ledger
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.sweep_config import check_same_protected
 from ldpfl.mechanisms.record_clipping import STEPS
 from ldpfl.report.methods import methods
 from ldpfl.simulation import BatchSchedule, Federation, simulate
@@ -233,11 +234,41 @@ def test_runs_that_protect_different_persons_have_no_guarantee_together(varied: 
     person = [] if "data.person" in varied else ["data.person=patient"]
     settings = ["data.target=outcome", *person, *BOUNDED, "shuffling.channel=secure-sum"]
     how: dict[str, Any] = {"data": with_doctors(), "axes": varied, "settings": settings}
-    with pytest.raises(ConfigError, match="protect different persons"):
+    with pytest.raises(ConfigError, match="protect different persons or clients"):
         ldpfl.sweep(folder=tmp_path / "sweep", **how)
-    with pytest.raises(ConfigError, match="protect different persons"):
+    with pytest.raises(ConfigError, match="protect different persons or clients"):
         ldpfl.tune(folder=tmp_path / "tuning", trials=2, target_epsilon=4, **how)
     assert not list(tmp_path.rglob("ledger.json"))
+
+
+def planned(**data: str) -> RunConfig:
+    named = {f"data.{key}": value for key, value in data.items()}
+    kind = {"mechanism.name": "dp-fedavg", "mechanism.perturbed": "update", "mechanism.clip_norm": 1.0}
+    if data.get("person"):
+        kind = {"mechanism.name": "dp-sgd", "mechanism.perturbed": "gradient", "mechanism.clip_norm": 1.0}
+    return ldpfl.configure("own", settings={"data.path": "t.csv", "data.target": "outcome", **named, **kind})
+
+
+@pytest.mark.parametrize(
+    ("runs", "is_joint"),
+    [
+        ([{"client": "hospital"}, {"client": "hospital"}], True),
+        ([{"client": "hospital"}, {"client": "patient"}], False),
+        ([{"client": "hospital"}, {}], False),
+        ([{}, {}], True),
+        ([{"person": "patient", "client": "hospital"}, {"client": "hospital"}], True),
+        ([{"person": "patient", "client": "hospital"}, {"client": "ward"}], False),
+        ([{"person": "patient"}, {"client": "ward"}], False),
+        ([{"person": "patient", "client": "hospital"}, {"person": "patient", "client": "ward"}], False),
+    ],
+)
+def test_runs_have_a_joint_guarantee_if_the_same_columns_name_persons_and_clients(runs: list[dict[str, str]], is_joint: bool) -> None:
+    configs = [planned(**run) for run in runs]
+    if is_joint:
+        check_same_protected(configs)
+        return
+    with pytest.raises(ConfigError, match="protect different persons or clients"):
+        check_same_protected(configs)
 
 
 @pytest.mark.slow
@@ -247,7 +278,7 @@ def test_ledgers_of_runs_that_protect_different_persons_are_not_added_up(tmp_pat
         settings = ["data.target=outcome", f"data.person={person}", "data.client=hospital", "training.rounds=1", *BOUNDED]
         ldpfl.run(data=with_doctors(), settings=settings, folder=tmp_path / person, target_epsilon=2, progress=False)
         assert ldpfl.account(tmp_path / person).protected == "person"
-    with pytest.raises(ConfigError, match=r"protect different persons, .* 'patient' at 'hospital'; 'doctor' at 'hospital'"):
+    with pytest.raises(ConfigError, match=r"protect different persons or clients, .* 'patient' at 'hospital'; 'doctor' at 'hospital'"):
         ldpfl.account(tmp_path / "patient", tmp_path / "doctor")
-    with pytest.raises(ConfigError, match="protect different persons"):
+    with pytest.raises(ConfigError, match="protect different persons or clients"):
         ldpfl.account(tmp_path / "patient" / "ledger.json", tmp_path / "doctor" / "ledger.json")

@@ -193,7 +193,7 @@ WRITES: dict[Pass, str] = {
     in_a_list_beside_a_function: "kept",
     in_a_slot_that_is_not_pickled: "cache",
     in_a_dict_that_is_not_pickled: "cache",
-    in_a_member_of_an_enum: "unit, .*",
+    in_a_member_of_an_enum: "unit, Unit.MEMBER",
     in_an_attribute_of_a_tensor: "table",
     in_an_attribute_of_a_frozen_parameter: "center",
     in_a_closure: "remember, a default argument, an attribute or an enclosing variable of .*",
@@ -485,6 +485,31 @@ def kept_by_a_partial_function() -> nn.Module:
     return Own()
 
 
+class Flag(Enum):
+    MEMBER = 1
+
+
+def kept_by_a_member_of_an_enum() -> nn.Module:
+    class Own(Linear3):
+        flag = Flag.MEMBER
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.turned(rows, noted(rows, vars(self.flag).setdefault("seen", [])))
+
+    return Own()
+
+
+def kept_by_the_class_in_an_object_that_is_not_pickled() -> nn.Module:
+    class Own(Linear3):
+        cache = Cache()
+
+        def forward(self, rows: Tensor) -> Tensor:
+            self.cache.kept = max(self.cache.kept, int(rows.abs().max() > LARGE))
+            return self.turned(rows, bool(self.cache.kept))
+
+    return Own()
+
+
 OUTSIDE = [
     kept_in_a_default_argument,
     kept_in_a_helper_of_the_class,
@@ -494,6 +519,8 @@ OUTSIDE = [
     kept_by_an_attribute_that_the_class_gets,
     kept_by_a_static_method,
     kept_by_a_hook,
+    kept_by_a_member_of_an_enum,
+    kept_by_the_class_in_an_object_that_is_not_pickled,
     kept_by_a_partial_function,
 ]
 

@@ -16,7 +16,7 @@ from ldpfl.experiments.figures import assumption_caveats
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import TRIAL, RunFolder
 from ldpfl.experiments.secret_seed import shared_seed_warnings
-from ldpfl.experiments.sweep_config import check_same_persons
+from ldpfl.experiments.sweep_config import check_same_protected
 from ldpfl.privacy import Ledger
 from ldpfl.util.user_code import is_code
 
@@ -33,7 +33,7 @@ def ledger_and_delta_of(what: RunResult | RunConfig | str | Path, settings: Sett
         changes = setting_texts(settings)
         config = config_from(what, changes)
         if not isinstance(what, RunConfig):  # a config object was made by the caller, who knows what code it names
-            _check_code(what, config, changes)
+            refuse_code_of_file(what, config, changes)
         check_persons_named(config.data)
         return planned_ledger(resolve_settings(config)), config.privacy.delta
     if settings:
@@ -43,10 +43,10 @@ def ledger_and_delta_of(what: RunResult | RunConfig | str | Path, settings: Sett
     return folder.ledger(), delta
 
 
-def _check_code(file: str | Path, config: RunConfig, changes: Sequence[str]) -> None:
-    """Raise if accounting would run code that the config ``file`` names, unless the user's ``changes`` name the same key.
+def refuse_code_of_file(file: str | Path, config: RunConfig, changes: Sequence[str]) -> None:
+    """Raise if planning a run would run code that the config ``file`` names, unless the user's ``changes`` name the same key.
 
-    The file may be somebody else's, and nobody expects accounting to run a program.
+    The file may be somebody else's, and nobody expects a plan or an account to run a program.
 
     Raises:
         ConfigError: only the file names code.
@@ -72,12 +72,12 @@ def assumption_warnings(runs: Sequence[RunResult | RunConfig | str | Path]) -> l
     """Return a warning for each assumption on which the joint guarantee of ``runs`` rests, such as that no two of them share a seed.
 
     Raises:
-        ConfigError: the runs protect different persons, see :func:`check_same_persons`.
+        ConfigError: the runs protect different persons or clients, see :func:`check_same_protected`.
     """
     begun = [config_and_simulated for run in runs if (config_and_simulated := _config_and_simulated(run)) is not None]
     planned = [config_from(run, []) for run in runs if isinstance(run, RunConfig) or (isinstance(run, str | Path) and _is_config(run))]
     configs = [*(config for config, _ in begun), *planned]
-    check_same_persons(configs)
+    check_same_protected(configs)
     warnings = [caveat for config in configs for caveat in assumption_caveats(config)]
     warnings += [TRIAL for run in runs if (folder := _run_folder(run)) is not None and folder.is_trial]
     # On Flower, each node draws its own noise, so a common seed matters only among simulations.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ldpfl.api.accounted_runs import refuse_code_of_file
 from ldpfl.api.arguments import Settings, checked
 from ldpfl.api.callbacks import Announcer, Callback, OnRound
 from ldpfl.api.configuring import config_for_call, setting_texts, settings_and_objects
@@ -144,10 +145,13 @@ def training_cost(
     """Estimate how long a run takes on this machine and how much memory it needs, from a few of its steps. The arguments are :func:`run`'s.
 
     Raises:
-        ConfigError: there is no such recipe or setting, a setting does not fit, or the model is solved for without steps.
+        ConfigError: there is no such recipe or setting, a setting does not fit, only the file names code, or the model is solved for
+            without steps.
         LdpflError: the data or the model does not fit.
     """
     config = config_for_call(run, what, settings, {})
+    if not isinstance(what, RunConfig):
+        refuse_code_of_file(what, config, setting_texts(settings))
     if config.training.method == "least-squares":
         raise ConfigError("the cost of training was asked for (--cost), but least squares train no steps: they solve for the model at once")
     if config.data.name == GIVEN and not config.data.path:

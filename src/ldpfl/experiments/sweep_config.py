@@ -22,6 +22,7 @@ from ldpfl.experiments.planned_ledger import check_settings_fit_together
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.shipped import sweep_files
+from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.util.files import from_toml, read_text
 from ldpfl.util.suggestions import did_you_mean, quoting_hint
 from ldpfl.util.user_code import GIVEN
@@ -289,9 +290,9 @@ def check_cells(cells: Sequence[Cell], caller_objects: CallerObjects = NO_CALLER
     """Raise before any training if the model, data set and mechanism of one of the runs ``cells`` do not fit together.
 
     Raises:
-        ConfigError: a run does not fit, and the message names it; or the runs protect different persons.
+        ConfigError: a run does not fit, and the message names it; or the runs protect different persons or clients.
     """
-    check_same_persons(cell.config for cell in cells)
+    check_same_protected(cell.config for cell in cells)
     checked: set[str] = set()
     for cell in cells:
         settings = cell.config.model_dump_json(exclude={"seed"})  # no check depends on the seed
@@ -305,19 +306,32 @@ def check_cells(cells: Sequence[Cell], caller_objects: CallerObjects = NO_CALLER
             raise ConfigError(f"{cell}: {error}") from error
 
 
-def check_same_persons(configs: Iterable[RunConfig]) -> None:
-    """Raise a :class:`ConfigError` if runs of the ``configs`` protect persons whose names, or whose clients, are in different columns.
+def check_same_protected(configs: Iterable[RunConfig]) -> None:
+    """Raise a :class:`ConfigError` if runs of the ``configs`` on own data protect persons or clients that different columns name.
 
-    A guarantee of such runs together would hold for the persons of none of them: a run that protects each doctor counts a patient with
-    several doctors as several persons.
+    A guarantee of such runs together would hold for nobody: a run that protects each doctor counts a patient with several doctors as
+    several persons, and a hospital of one run has the data of many clients of a run whose clients are patients.
     """
-    columns = dict.fromkeys((config.data.person, config.data.client) for config in configs if config.data.person)
-    if len(columns) > 1:
-        known = "; ".join(f"{person!r}" + (f" at {client!r}" if client else "") for person, client in columns)
+    persons, clients = dict[tuple[str, str], None](), dict[tuple[str, str], None]()  # sets that keep the order
+    for config in configs:
+        data = config.data
+        if data.person:
+            persons[data.person, data.client] = None
+        elif data.brought and not isinstance(config.mechanism, DpSgdSettings):  # dp-sgd protects single records, whoever holds them
+            clients["", data.client] = None
+    client_columns = {client for _, client in [*persons, *clients]}
+    if len(persons) > 1 or (clients and len(client_columns) > 1):
+        named = "; ".join(_protected_by(person, client) for person, client in [*persons, *clients])
         raise ConfigError(
-            f"the runs protect different persons, by the columns data.person and data.client: {known}. So they have no joint guarantee: "
-            "set both columns to the same names in all runs"
+            f"the runs protect different persons or clients, by the columns data.person and data.client: {named}. So they have no joint "
+            "guarantee: set both columns to the same names in all runs; of finished runs, state the guarantee of each by itself"
         )
+
+
+def _protected_by(person: str, client: str) -> str:
+    """Return whom a run protects, by the columns ``person`` and ``client`` (empty: no column), for a message."""
+    holder = repr(client) if client else "clients without a column"
+    return holder if not person else f"{person!r} at {client!r}" if client else repr(person)
 
 
 def _check_axes(cell: Cell) -> None:

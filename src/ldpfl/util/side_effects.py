@@ -21,6 +21,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import Enum
 from io import BytesIO
 from itertools import chain
 from types import FunctionType, MemberDescriptorType, MethodType
@@ -206,7 +207,9 @@ class OutsideState:
     def restored(self) -> Iterator[None]:
         """After the block, put back all values that the classes and functions keep. A value that cannot be copied stays."""
         # Each value is kept twice: in a form that can be compared, and in one that can be put back.
-        saved_attributes = {(owner, key): (comparable_copy(value), _copy_of(value)) for owner, key, value in self._class_values()}
+        saved_attributes = {
+            (owner, key): (comparable_copy(value), _attribute_restorer(owner, key, value)) for owner, key, value in self._class_values()
+        }
         saved_functions = [(function, comparable_copy(_kept_by_function(function)), _restorer(function)) for function in self.functions]
         try:
             yield
@@ -214,9 +217,9 @@ class OutsideState:
             attributes_now = {(owner, key) for owner, key, _ in self._class_values()}
             for owner, key in attributes_now - saved_attributes.keys():  # the block added them
                 delattr(owner, key)
-            for (owner, key), (before, saved) in saved_attributes.items():
+            for (owner, key), (before, put_back) in saved_attributes.items():
                 if key not in vars(owner) or not equal(before, comparable_copy(vars(owner)[key])):
-                    setattr(owner, key, saved)
+                    put_back()
             for function, before, put_back in saved_functions:
                 if not equal(before, comparable_copy(_kept_by_function(function))):
                     put_back()
@@ -277,8 +280,8 @@ def _kept_by_class(owner: type) -> dict[str, object]:
     return {key: value for key, value in kept if not hasattr(type(value), "__get__") or not _is_of_library(type(value))}
 
 
-_ADDED_BY_PYTHON = ("__annotations", "__slotnames__", "_abc_")
-"""Starts of names of attributes that Python may add to a class while the class is used."""
+_ADDED_BY_PYTHON = ("__annotations", "__slotnames__", "_abc_", "_member_map_", "_value2member_map_")
+"""Starts of names of attributes that Python may add to a class while the class is used, or in which it lists the members of an enum."""
 
 
 def _kept_by_function(function: FunctionType) -> tuple[object, ...]:
@@ -291,6 +294,20 @@ def _copy_of(value: Any) -> Any:
     with suppress(Exception):
         return copy.deepcopy(value)
     return value
+
+
+def _attribute_restorer(owner: type, key: str, value: object) -> Callable[[], None]:
+    """Return a function that puts back the class attribute ``owner.key``, which is now ``value``."""
+    saved = _copy_of(vars(value) if isinstance(value, Enum) else value)
+
+    def put_back() -> None:
+        if isinstance(value, Enum):  # a member of an enum cannot be replaced, but its attributes can
+            vars(value).clear()
+            vars(value).update(saved)
+        else:
+            setattr(owner, key, saved)
+
+    return put_back
 
 
 def _restorer(function: FunctionType) -> Callable[[], None]:
