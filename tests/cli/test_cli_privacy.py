@@ -134,8 +134,8 @@ def test_no_code_that_a_file_names_is_run_to_account_or_plan_it(key: str, ldpfl:
     Path("net.py").write_text(NET)
     file = tmp_path / "theirs.toml"
     file.write_text(parse_config(TINY_TOML, [f"{key}=net.py:anything"], origin="test").to_toml())
-    for command in (("ledger", file, *DIRECT), ("plan", file, "--cost")):
-        said = " ".join(ldpfl.refused(*command).split())
+    for planning in (("ledger", file, *DIRECT), ("plan", file, "--cost")):
+        said = " ".join(ldpfl.refused(*planning).split())
         assert f"names code, {key} = net.py:anything, but ldpfl does not run code that only a file names" in said
         assert f"--set {key}=net.py:anything" in said
     theirs = shutil.copytree(run, tmp_path / "theirs")
