@@ -47,6 +47,7 @@ from ldpfl.relay.errors import (
 from ldpfl.relay.round_deletion import GoneRounds
 from ldpfl.relay.schema import parts, rounds, uploads
 from ldpfl.relay.store import Store
+from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.relay.uniform_order import scatter
 
 pytest_plugins = ["relay_fixtures"]
@@ -326,7 +327,9 @@ def test_postgres_is_vacuumed_at_the_start_and_after_a_round(postgres: Postgres,
             put(store, "client-1", number)
         store.cancel("aggregator", RUN, number)
     assert [text for text in said if text.startswith("VACUUM")] == [
-        f"{command} ldpfl_relay.relay_{name}" for command in ("VACUUM", "VACUUM (FULL, VERBOSE)") for name in ("blocks", "uploads", "parts")
+        f"{command} ldpfl_relay.relay_{name}"
+        for command in ("VACUUM", "VACUUM (FULL, VERBOSE)")
+        for name in ("blocks", "uploads", "parts", "tokens")
     ] * 2
     store.close()
 
@@ -356,6 +359,23 @@ def test_files_of_postgres_do_not_tell_who_sent_what_after_the_release(postgres:
     assert (b"carol-2" in left) == other_round
     assert not store.untidy
     store.close()
+
+
+@pytest.mark.slow
+def test_files_of_postgres_do_not_tell_whose_token_was_revoked(postgres: Postgres) -> None:
+    database = postgres.new_database()
+    engine = open_engine(postgres.url(database))
+    held = Tokens(engine)
+    for name in ("alice-1", "bob-1"):
+        held.add(name, Role.CLIENT)
+    postgres.command("CHECKPOINT", database=database)
+    assert b"alice-1" in _tables_on_disk(postgres, database)
+    held.revoke("alice-1")
+    postgres.command("CHECKPOINT", database=database)
+    left = _tables_on_disk(postgres, database)
+    assert b"alice-1" not in left
+    assert b"bob-1" in left
+    engine.dispose()
 
 
 @pytest.mark.slow
@@ -405,7 +425,7 @@ def test_large_tables_are_rewritten_once_they_are_small(postgres: Postgres, cloc
     clock.now += 150
     pull(store, 2)
     assert [text for text in said if "FULL" in text] == [
-        f"VACUUM (FULL, VERBOSE) ldpfl_relay.relay_{name}" for name in ("blocks", "uploads")
+        f"VACUUM (FULL, VERBOSE) ldpfl_relay.relay_{name}" for name in ("blocks", "uploads", "tokens")
     ]
     store.acknowledge("aggregator", RUN, 2)
     assert not store.untidy

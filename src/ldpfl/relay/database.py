@@ -70,6 +70,11 @@ def open_engine(store: str) -> Engine:
         reason = _server_reason(error)
         if reason is not None:
             raise ConfigError(f"the store {store_name} cannot be opened: PostgreSQL answers {reason!r}") from None
+        if re.search("SSL|certificate", str(getattr(error, "orig", ""))):
+            raise ConfigError(
+                f"the store {store_name} cannot be opened, because its server cannot be reached by TLS: check that the server accepts TLS, "
+                "that its certificate is valid for this host, and that sslrootcert names the certificate of its authority"
+            ) from None
         # The text of the driver or of libpq can repeat the address with the password.
         raise ConfigError(
             f"the store {store_name} cannot be opened ({type(error).__name__}): check the path or URL, and that its server runs"

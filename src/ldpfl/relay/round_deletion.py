@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ldpfl.relay.database import store_errors
 from ldpfl.relay.errors import StoreFull, StoreUnavailable, UnfitStore
 from ldpfl.relay.files import Reserve
-from ldpfl.relay.schema import READ_ONLY, blocks, is_sqlite, parts, rounds, uploads
+from ldpfl.relay.schema import READ_ONLY, blocks, is_sqlite, parts, rounds, tokens, uploads
 from ldpfl.relay.telemetry import log_event, log_fault
 
 _BATCH_BYTES = 2 * 2**20
@@ -33,7 +33,7 @@ _RETRY_S = 60.0
 _MAX_SAVED_S, _SHARE_OF_TIME = 3.0, 0.1
 """Seconds of a time allowance that may be saved up, and the allowance's share of all time."""
 
-_SCRUBBED = (blocks, uploads, parts)
+_SCRUBBED = (blocks, uploads, parts, tokens)
 
 T = TypeVar("T")
 

@@ -15,12 +15,14 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sqlalchemy import Connection, Engine, Row, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
 
 from ldpfl.errors import ConfigError
 from ldpfl.relay.database import store_errors
-from ldpfl.relay.errors import Unauthenticated
+from ldpfl.relay.errors import StoreUnavailable, Unauthenticated
 from ldpfl.relay.protocol import parse_owner_name
-from ldpfl.relay.schema import READ_ONLY, tokens
+from ldpfl.relay.schema import READ_ONLY, is_sqlite, tokens
+from ldpfl.relay.telemetry import log_event, log_fault
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 
@@ -106,6 +108,8 @@ class Tokens:
     def revoke(self, name: str, *, older: bool = False) -> None:
         """Revoke all tokens of ``name``, or only the ``older`` of two. The next request with a revoked token is rejected.
 
+        PostgreSQL keeps the deleted row readable in its files. So the table is rewritten, or, if that fails, after the next round.
+
         Raises:
             ConfigError: ``name`` has no such token.
             StoreUnavailable, StoreFull: the store cannot be changed.
@@ -116,6 +120,18 @@ class Tokens:
         with store_errors(), self._engine.begin() as connection:
             if connection.execute(delete(tokens).where(*conditions)).rowcount == 0:
                 raise ConfigError(f"{name} has no older token: nothing was revoked") if older else _no_token_error(name)
+        if not is_sqlite(self._engine):
+            self._rewrite_table()
+
+    def _rewrite_table(self) -> None:
+        """Rewrite PostgreSQL's table of tokens without deleted rows. An error is only logged, because the token is revoked already."""
+        from ldpfl.relay.postgres_connections import vacuum
+
+        try:
+            if not vacuum(self._engine, (), rewritten=(tokens,)):
+                log_event("scrub_incomplete")
+        except (SQLAlchemyError, StoreUnavailable) as error:
+            log_fault("scrub_failed", error)
 
     def owner(self, token: str) -> Owner:
         """Return the owner of ``token``.

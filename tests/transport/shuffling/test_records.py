@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grids import each
 from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SeededStreams
-from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, Reports, create, guarantee_of, payload_bits
+from ldpfl.mechanisms import Duchi, Harmony, Hybrid, Laplace, Mechanism, Piecewise, Reports, create, guarantee_of, payload_bits
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.privacy.accounting import account
@@ -190,6 +190,18 @@ def test_units_released_apart_are_those_of_the_guarantee_or_sampled(name: str) -
     units, guarantee = MECHANISMS[name].units(RANGES), guarantee_of(MECHANISMS[name], RANGES)
     if isinstance(units, Units) and name != "none":  # which protects nothing, and is kept whole
         assert units.count == guarantee.units_per_round
+
+
+class KeptWhole(Duchi):
+    """Says that its weights are sent apart, but cuts no report."""
+
+    def units(self, ranges: LayerRanges) -> Units:
+        return Units.whole(ranges.dimension, ranges.dimension)
+
+
+def test_a_mechanism_whose_records_hold_more_than_its_release_counts_is_refused() -> None:
+    with pytest.raises(PrivacyError, match=r"cuts a report into 1 units .* but its release counts 50"):
+        RecordPlan(KeptWhole(1.0), LayerRanges(0.0, 1.0, (50,)), 1)
 
 
 def test_the_place_of_a_sampled_weight_does_not_show_in_its_record() -> None:

@@ -17,6 +17,7 @@ from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.base import terms_of
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.units import Units
+from ldpfl.privacy.events import Release
 from ldpfl.transport.shuffling.fixed_records import FixedRecords
 from ldpfl.transport.shuffling.partial import PartialPool, RefusedRecords
 from ldpfl.transport.shuffling.pool import ReportPool
@@ -112,8 +113,22 @@ class RecordPlan:
                 f"mechanism {self.mechanism.name!r} guarantees nothing ({release.why_unprotected}), and a relay hides senders, not values: "
                 "choose another mechanism, or set unprotected=True for the plan"
             )
+        self._require_units_of_release(release)
         if self.records >= 1 << (8 * _ID_BYTES):
             raise ConfigError(f"a report has {self.records} records, expected less than 2^{8 * _ID_BYTES}: set linked above {self.linked}")
+
+    def _require_units_of_release(self, release: Release) -> None:
+        """Raise unless records hold no more than accountants assume, who count the ``release``'s units as reported independently.
+
+        Raises:
+            PrivacyError: the mechanism's ``units`` cuts a report into fewer units than its ``release`` counts.
+        """
+        units = self.mechanism.units(self.ranges)
+        if release.protected and isinstance(units, Units) and units.count < release.units:
+            raise PrivacyError(
+                f"mechanism {self.mechanism.name!r} cuts a report into {units.count:,} units that a relay may separate, but its release "
+                f"counts {release.units:,}, so its cost would be stated too low: mend its units() or release()"
+            )
 
     @cached_property
     def _cutter(self) -> FixedRecords | SampledRecords:
