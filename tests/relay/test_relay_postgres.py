@@ -106,7 +106,7 @@ def test_a_database_whose_certificate_is_verified_is_used(postgres: Postgres, tm
     with engine.connect() as connection:
         assert connection.connection.driver_connection.pgconn.ssl_in_use  # type: ignore[union-attr]
     engine.dispose()
-    with pytest.raises(ConfigError, match="cannot be opened, because its server cannot be reached by TLS: .* sslrootcert names"):
+    with pytest.raises(ConfigError, match=r"cannot be opened, because its server cannot be reached by TLS: .* sslrootcert names"):
         open_engine(f"{place}&sslrootcert={certificate(tmp_path).certificate}")
 
 
