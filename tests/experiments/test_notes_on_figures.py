@@ -14,6 +14,7 @@ from conftest import CommandLine
 from ldpfl import api
 from ldpfl.experiments.public_figures import without_private_figures
 from ldpfl.report.page import page
+from ldpfl.report.scores import no_score_sentence
 
 NARROW = "predicted probabilities lie far too close together"
 CHANCE = "nothing was found to have been learnt"
@@ -67,6 +68,21 @@ def test_a_wide_interval_of_the_slope_above_1_is_enough_for_the_note() -> None:
     (note,) = notes_of(few, {**SMALL_STEP, "training.server_learning_rate": 0.23}, NARROW)
     assert "95 % interval 1.1 to 8" in note
     assert not notes_of(few, {**SMALL_STEP, "training.server_learning_rate": 0.3}, NARROW)  # its interval begins at 0.81
+
+
+def test_test_rows_without_the_event_are_said(tmp_path: Path) -> None:
+    """Every model that predicts no event is right on all of them, so no figure shows how good it is."""
+    inputs, outcomes = rare_samples()
+    frame = pandas.DataFrame(inputs, columns=[f"x{column}" for column in range(6)]).assign(outcome=outcomes)
+    test_file = tmp_path / "test.csv"
+    frame[frame["outcome"] == 0].head(100).to_csv(test_file, index=False)
+    settings = {**FEW, "data.test_path": str(test_file), "data.classes": ["0", "1"]}
+    result = api.run(data=frame.tail(300), target="outcome", target_epsilon=50, settings=settings, **HOW)
+    found = result.to_dict()
+    (note,) = [note for note in found["caveats"] if note.startswith(UNSURE)]
+    assert "too few rows with or without the event: figures need 10 of each" in note
+    assert found["test_rows"] == 100
+    assert no_score_sentence(found) == ""  # 100 rows were scored
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ldpfl.tasks import weighted_metrics
-from ldpfl.tasks.survival import concordance
+from ldpfl.tasks.survival import concordance, horizon
 from ldpfl.tasks.weighted_metrics import Floats
 
 ROWS = 400
@@ -279,19 +279,35 @@ def test_the_integrated_brier_score_is_graf_s_on_the_times_themselves() -> None:
     def stays(until: float) -> float:
         return float(np.concatenate([[1.0], staying.surv_prob])[np.searchsorted(staying.surv_times, until, side="right")])
 
-    by_cut = [0.0]
-    for cut, chance in zip(cuts, lasting.T, strict=True):
+    moments, end = np.linspace(0, 30, 101), 30.0
+    by_moment = []
+    for moment in moments:
         errors = []
-        for when, event, own in zip(times, events, chance, strict=True):
-            errors.append((1 - own) ** 2 / stays(cut + 0.5) if when > cut else own**2 / stays(when) if event else 0.0)
-        by_cut.append(float(np.mean(errors)))
-    found = weighted_metrics.figures_of_all_rows(weighted_metrics.survival_figures(lasting, seen, cuts), ROWS)
-    assert found["integrated Brier"] == pytest.approx(np.trapezoid(by_cut, [0.0, *cuts]) / cuts[-1], rel=1e-9)
+        for when, event, own in zip(times, events, lasting, strict=True):
+            chance = np.interp(moment, [0.0, *cuts], [1.0, *own])
+            errors.append((1 - chance) ** 2 / stays(np.floor(moment) + 0.5) if when > moment else chance**2 / stays(when) if event else 0.0)
+        by_moment.append(float(np.mean(errors)))
+    found = weighted_metrics.figures_of_all_rows(weighted_metrics.survival_figures(lasting, seen, cuts, end), ROWS)
+    assert found["integrated Brier"] == pytest.approx(np.trapezoid(by_moment, moments) / end, rel=1e-9)
+
+
+def test_one_prediction_has_one_integrated_brier_score_whatever_its_cuts() -> None:
+    """Cuts are measured under noise, so those of a private model and of the one without noise end at other times."""
+    _, seen, _ = timed()
+    end = horizon(seen[:, 0], seen[:, 1] > 0)
+    assert end == np.quantile(seen[seen[:, 1] > 0, 0], 0.9, method="lower")
+    found = []
+    for last in (30.0, 60.0, 100.0):
+        cuts = np.linspace(1, last, 200)
+        lasting = np.exp(-np.outer(np.ones(ROWS), cuts / 20))
+        figures = weighted_metrics.survival_figures(lasting, seen, cuts, end)
+        found.append(weighted_metrics.figures_of_all_rows(figures, ROWS)["integrated Brier"])
+    assert found == pytest.approx([found[0]] * 3, rel=1e-3 if end <= 30 else 0.05)
 
 
 def test_intervals_of_concordance_are_those_of_resamples_drawn_one_by_one() -> None:
     lasting, seen, cuts = timed()
-    figures, random = weighted_metrics.survival_figures(lasting, seen, cuts), np.random.default_rng(3)
+    figures, random = weighted_metrics.survival_figures(lasting, seen, cuts, 30.0), np.random.default_rng(3)
     low, high = weighted_metrics.confidence_intervals(figures, ROWS, seed=1)["concordance"]
     found = []
     for _ in range(300):
@@ -303,7 +319,7 @@ def test_intervals_of_concordance_are_those_of_resamples_drawn_one_by_one() -> N
 
 def test_times_that_nobody_stayed_to_see_have_no_brier_score() -> None:
     seen = np.array([[1.0, 0.0], [2.0, 0.0]])
-    found = weighted_metrics.figures_of_all_rows(weighted_metrics.survival_figures(np.full((2, 1), 0.5), seen, np.array([3.0])), 2)
+    found = weighted_metrics.figures_of_all_rows(weighted_metrics.survival_figures(np.full((2, 1), 0.5), seen, np.array([3.0]), np.nan), 2)
     assert np.isnan(found["integrated Brier"])
     assert np.isnan(found["concordance"])
 

@@ -16,6 +16,7 @@ from ldpfl.simulation import Federation
 from ldpfl.simulation.local_training import measured
 from ldpfl.tasks import unusable, weighted_metrics
 from ldpfl.tasks.outcomes import appended_times, median_class, positive_count, survival_probabilities
+from ldpfl.tasks.survival import horizon
 from ldpfl.tasks.weighted_metrics import Floats, WeightedFigures
 
 
@@ -165,12 +166,15 @@ def _input_for_numbers(outputs: Tensor, targets: Tensor, federation: Federation)
 
 
 def _input_for_times(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics function for times, with its arguments: survival probabilities (n, k) at k cuts, and times with events (n, 2)."""
+    """Return the metrics function for times, with its arguments: survival probabilities (n, k) at k cuts, and times with events (n, 2).
+
+    The end of the scored time follows from all test rows, so that it is the same for all models and clients.
+    """
     # Times are stored as float32. Cuts are rounded in the same way, so that a time at a cut equals it.
     cuts = np.array(() if federation.encoder is None else federation.encoder.cuts, dtype=np.float32)
     times, events = appended_times(targets, outputs.shape[1])
     return (
-        partial(weighted_metrics.survival_figures, cuts=cuts.astype(np.float64)),
+        partial(weighted_metrics.survival_figures, cuts=cuts.astype(np.float64), end=horizon(times, events > 0)),
         survival_probabilities(outputs.double()).numpy(),
         np.stack([times, events], axis=1),
     )

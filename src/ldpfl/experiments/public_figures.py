@@ -66,7 +66,7 @@ def without_private_figures(config: RunConfig, result: Mapping[str, Any]) -> dic
         protected_intervals = {name: ends for name, ends in result.get("intervals", {}).items() if name in protected}
         replacements |= {"score": None, "scores": protected, "score_per_round": [None] * len(result["score_per_round"])}
         replacements |= {"intervals": protected_intervals, "test_rows": 0, "event": None, "calibration": [], "risks": None, "sites": []}
-        replacements["intervals_note"] = ""
+        replacements |= {"intervals_note": "", "horizon": None}
     return {**result, **replacements}
 
 

@@ -111,6 +111,7 @@ class Figures(_Strict):
     scores: Annotated[dict[str, Figure], FEW]
     intervals: Annotated[dict[str, Interval], FEW] = {}
     intervals_note: str = ""
+    horizon: Figure = None
     noise_free_scores: Annotated[dict[str, Figure], FEW] = {}
     pooled_scores: Annotated[dict[str, Figure], FEW] = {}
     test_rows: Whole = 0

@@ -32,6 +32,7 @@ from ldpfl.report.scores import (
     figure_columns,
     figure_rows,
     format_score,
+    horizon_sentence,
     intervals_sentence,
     no_slope_sentence,
     noise_unit_sentence,
@@ -247,10 +248,11 @@ def _measuring_sentence(ledger: Ledger, rounds: int) -> str:
 def _quality_values(result: dict[str, Any]) -> dict[str, Any]:
     """Return the page's values on the model's quality: figures with intervals, clients, calibration."""
     predicts_risks = result.get("event") is not None
+    sentences = (event_sentence(result), zero_f1_sentence(result), no_slope_sentence(result), horizon_sentence(result))
     return {
         "quality": figure_rows(result) if len(result.get("scores", {})) > 1 else [],
         "quality_columns": figure_columns(result),
-        "event": " ".join(filter(None, (event_sentence(result), zero_f1_sentence(result), no_slope_sentence(result)))),
+        "event": " ".join(filter(None, sentences)),
         "pooled": POOLED if result.get("pooled_scores") else "",
         "intervals": intervals_sentence(result),
         "at_clients": client_figures.how_measured(result),

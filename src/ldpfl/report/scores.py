@@ -113,8 +113,8 @@ def resampled_units(result: Mapping[str, Any]) -> str:
 
 
 def no_score_sentence(result: Mapping[str, Any]) -> str:
-    """Return a sentence on why a run has no score, which happens on Flower alone; otherwise an empty text."""
-    if result["score"] is not None or result.get("at_clients"):
+    """Return a sentence on why a run has no score because nobody measured one, as may happen on Flower; otherwise an empty text."""
+    if result["score"] is not None or result.get("at_clients") or result.get("test_rows"):
         return ""
     return "Nobody scored the model: the server had no test rows (data.test_path), and no client measured it (evaluation.epsilon)."
 
@@ -125,6 +125,14 @@ def zero_f1_sentence(result: Mapping[str, Any]) -> str:
     if EXACT_MATCH not in scores or scores.get(MACRO_F1) != 0:
         return ""
     return f"{MACRO_F1} is 0: a label is predicted from a probability of 0.5 on, and no row that has a label reached this probability."
+
+
+def horizon_sentence(result: Mapping[str, Any]) -> str:
+    """Return a sentence on the time over which predicted survival is scored; empty if no times were predicted."""
+    end = result.get("horizon")
+    if end is None:
+        return ""
+    return f"The {INTEGRATED_BRIER} covers times from 0 to {end:.4g}, by which nine tenths of the test rows' events have happened."
 
 
 def no_slope_sentence(result: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from ldpfl.report.scores import (
     figure_columns,
     figure_rows,
     format_score,
+    horizon_sentence,
     intervals_sentence,
     metric_heading,
     no_score_sentence,
@@ -94,6 +95,7 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
             event_sentence(result),
             zero_f1_sentence(result),
             no_slope_sentence(result),
+            horizon_sentence(result),
             intervals_sentence(result),
             pooled,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -46,28 +47,59 @@ def concordance(times: Floats, events: NDArray[np.bool_], predicted_times: Float
     return float(right.sum() / pairs.sum()) if pairs.any() else float("nan")
 
 
-def brier_errors(times: Floats, events: NDArray[np.bool_], survival: Floats, cuts: Floats) -> Floats:
-    """Return each row's weighted squared error (n,), integrated over time from 0 to the last of ``cuts`` (K,) and divided by that time.
+def brier_errors(times: Floats, events: NDArray[np.bool_], survival: Floats, cuts: Floats, end: float) -> Floats:
+    """Return each row's weighted squared error (n,), integrated over time from 0 to ``end`` and divided by that time.
 
     The mean of these errors is the integrated Brier score (Graf et al. 1999). ``survival`` (n, K) is the predicted probability that a
-    row's time lies beyond each cut. An error is weighted by the inverse of the probability (Kaplan-Meier) that a row is not yet censored:
-    at the cut, or just before the row's own event. Cuts at which this probability is 0 have no weight and are left out. If no cut
-    remains, the errors are NaN.
+    row's time lies beyond each of ``cuts`` (K,). Between cuts it is interpolated, and after the last it stays. So models with other cuts,
+    which may be measured under noise, are scored over the same time. An error is weighted by the inverse of the probability (Kaplan-Meier)
+    that a row is not yet censored: at the moment of the error, or just before the row's own event. Time at which this probability is 0 is
+    left out. If no other is left, or ``end`` is NaN, errors are NaN.
     """
     distinct_times, stay_probability = _stay_probability(times, events)  # stay_probability[i]: not censored after i distinct times
-    stay_at_cut = stay_probability[np.searchsorted(distinct_times, cuts, side="right")]
-    reached = stay_at_cut > 0
-    cuts, survival, stay_at_cut = cuts[reached], survival[:, reached], stay_at_cut[reached]
-    if not cuts.size:
+    moments = np.linspace(0, end, _MOMENTS)
+    stay_at_moment = stay_probability[np.searchsorted(distinct_times, moments, side="right")]
+    moments, stay_at_moment = moments[stay_at_moment > 0], stay_at_moment[stay_at_moment > 0]
+    if isnan(end) or len(moments) < 2:
         return np.full(len(times), np.nan)
+    predicted = _interpolated(survival, cuts, moments)
     stay_before_own_time = stay_probability[np.searchsorted(distinct_times, times)]  # above 0: the row itself is not yet censored
-    beyond = times[:, None] > cuts
+    beyond = times[:, None] > moments
     had_event = events[:, None] & ~beyond
-    # Rows that were censored before a cut have the error 0 there. The weights of the other rows make up for them.
-    errors = np.where(beyond, (1 - survival) ** 2 / stay_at_cut, np.where(had_event, survival**2 / stay_before_own_time[:, None], 0.0))
-    at_zero = np.zeros((len(times), 1))  # everybody is predicted to last longer than no time
-    integrated: Floats = np.trapezoid(np.hstack([at_zero, errors]), np.concatenate([[0.0], cuts]), axis=1) / cuts[-1]
+    # Rows that were censored before a moment have the error 0 there. The weights of the other rows make up for them.
+    errors = np.where(beyond, (1 - predicted) ** 2 / stay_at_moment, np.where(had_event, predicted**2 / stay_before_own_time[:, None], 0.0))
+    integrated: Floats = np.trapezoid(errors, moments, axis=1) / moments[-1]
     return integrated
+
+
+def horizon(times: Floats, events: NDArray[np.bool_]) -> float:
+    """Return the end of the time over which models are scored: when nine tenths of the events of the rows have happened.
+
+    It depends on no model. It is NaN if no row has an event after time 0.
+    """
+    distinct_times, stay_probability = _stay_probability(times, events)
+    # At the time of the last event, everybody may be censored, and no weight is known.
+    is_weighted = stay_probability[np.searchsorted(distinct_times, times, side="right")] > 0
+    of_events = times[events & is_weighted & (times > 0)]
+    return float(np.quantile(of_events, _HORIZON_SHARE, method="lower")) if of_events.size else nan
+
+
+_HORIZON_SHARE = 0.9
+_MOMENTS = 101
+"""Number of moments, from 0 to the horizon, at which the error is computed for the integral."""
+
+
+def _interpolated(survival: Floats, cuts: Floats, moments: Floats) -> Floats:
+    """Return the probability (n, M) to last beyond each of ``moments`` (M,), from that for each of ``cuts`` (K,), rising.
+
+    Everybody lasts longer than no time. Between two cuts the probability is linear in time, and after the last cut it stays.
+    """
+    known = np.hstack([np.ones((len(survival), 1)), survival])
+    places = np.interp(moments, np.concatenate([[0.0], cuts]), np.arange(len(cuts) + 1.0))
+    before = np.minimum(places.astype(np.intp), len(cuts) - 1)
+    weight_after = places - before
+    interpolated: Floats = known[:, before] * (1 - weight_after) + known[:, before + 1] * weight_after
+    return interpolated
 
 
 def _stay_probability(times: Floats, events: NDArray[np.bool_]) -> tuple[Floats, Floats]:

@@ -258,16 +258,17 @@ def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> Weig
     return WeightedFigures(figures, {ACCURACY: (distance == 0).astype(np.float64)})
 
 
-def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -> WeightedFigures:
+def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats, end: float) -> WeightedFigures:
     """Return the :class:`WeightedFigures` of predicted ``survival`` (n, K): the probability that a time lies beyond each of ``cuts`` (K,).
 
-    ``times_and_events`` (n, 2) are the observed times, and 1 for an event, else 0. Harrell's C is a ratio of sums over pairs. In a
-    resample, a pair of rows drawn a and b times counts as a + b - 1 instead of a b, which is right to first order. In the integrated Brier
-    score, the weights for censoring are those of all rows, and not estimated anew for each resample.
+    ``times_and_events`` (n, 2) are the observed times, and 1 for an event, else 0. ``end`` is that of the integrated Brier score.
+    Harrell's C is a ratio of sums over pairs. In a resample, a pair of rows drawn a and b times counts as a + b - 1 instead of a b, which
+    is right to first order. In the integrated Brier score, the weights for censoring are those of all rows, and not estimated anew for
+    each resample.
     """
     times, events = times_and_events[:, 0], times_and_events[:, 1] > 0
     pairs, right = count_comparable_pairs(times, events, survival.sum(axis=1))
-    row_terms = np.stack([np.ones_like(times), pairs, right, brier_errors(times, events, survival, cuts)], axis=1)
+    row_terms = np.stack([np.ones_like(times), pairs, right, brier_errors(times, events, survival, cuts, end)], axis=1)
     all_pairs, all_right = pairs.sum() / 2, right.sum() / 2  # each pair is counted at both of its rows
 
     def figures(counts: Floats) -> dict[str, Floats]:
