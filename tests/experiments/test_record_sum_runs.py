@@ -32,7 +32,7 @@ from ldpfl.report.client_figures import how_measured
 from ldpfl.report.page import page
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
-from ldpfl.simulation.evaluating_records import GAP, LOSS, MAX_BINNING, RIGHT, ClientFigures, RecordScores
+from ldpfl.simulation.evaluating_records import GAP, LOSS, MAX_BINNING, RIGHT, ClientFigures, Figure, RecordScores
 from ldpfl.simulation.local_training import LocalTask, evaluated
 from ldpfl.simulation.record_sums import NoisySum, lattice_points, released_sum
 from ldpfl.simulation.workers import workers
@@ -154,6 +154,12 @@ def test_intervals_hold_the_figure_of_all_records_in_about_95_percent_of_draws()
     assert 176 <= held[RIGHT] < 200
     assert 176 <= held[GAP] < 200
     assert held[LOSS] >= 176
+
+
+def test_an_estimate_beyond_what_is_possible_has_an_interval_of_possible_values() -> None:
+    assert Figure(-0.25, noise=0.1, sampling=0.0).interval == pytest.approx((0.0, 0.196))
+    assert Figure(1.5, noise=0.0, sampling=0.1).interval == pytest.approx((0.804, 1.0))
+    assert Figure(0.05, noise=0.1, sampling=0.0).interval == pytest.approx((0.0, 0.246))  # as without bounds, but cut off
 
 
 @pytest.mark.parametrize(("spread", "is_shown"), [(0.1, False), (4.0, True)])

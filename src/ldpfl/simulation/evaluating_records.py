@@ -235,9 +235,14 @@ class Figure:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval from the deviations by noise and by sample, as if normal, widened for binning, within the metric's bounds."""
+        """95 % interval from the deviations by noise and by sample, as if normal, widened for binning, within the metric's bounds.
+
+        Around an estimate beyond the bounds it would hold no possible value, or hardly any. So it is put around the nearest possible value,
+        and holds all possible values that it would hold otherwise.
+        """
         half_width = 1.96 * sqrt(self.noise**2 + self.sampling**2) + self.binning
-        low, high = (min(max(end, self.least), self.most) for end in (self.value - half_width, self.value + half_width))
+        middle = min(max(self.value, self.least), self.most)
+        low, high = max(middle - half_width, self.least), min(middle + half_width, self.most)
         return low, high
 
 
