@@ -85,6 +85,23 @@ def test_test_rows_without_the_event_are_said(tmp_path: Path) -> None:
     assert no_score_sentence(found) == ""  # 100 rows were scored
 
 
+@pytest.mark.parametrize(("copied", "is_said"), [(100, True), (5, False)])
+def test_copies_of_training_rows_among_test_rows_are_said(copied: int, is_said: bool, tmp_path: Path) -> None:
+    inputs, outcomes = rare_samples()
+    frame = pandas.DataFrame(inputs, columns=[f"x{column}" for column in range(6)]).assign(outcome=outcomes)
+    train, others = frame.head(300), frame.tail(300)
+    file, test_file = tmp_path / "train.csv", tmp_path / "test.csv"
+    train.to_csv(file, index=False)
+    pandas.concat([train.head(copied), others.head(150 - copied)]).to_csv(test_file, index=False)
+    settings = {**FEW, "data.test_path": str(test_file)}
+    result = api.run(data=file, target="outcome", target_epsilon=50, settings=settings, **HOW)
+    notes = [note for note in result.to_dict()["caveats"] if note.startswith("test rows are copies of training rows")]
+    assert len(notes) == is_said
+    assert all("100 of 150 rows of data.test_path have the same values" in note for note in notes)
+    public = without_private_figures(result.config, result.to_dict())["caveats"]
+    assert not any("copies of training rows" in note for note in public)
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_a_model_that_is_no_better_than_chance_is_said() -> None:

@@ -23,10 +23,14 @@ LEAK = "columns may give the target away"
 """Start of the note on columns that predict the target nearly without error. The note reveals a property of private rows."""
 REPEATED_PERSONS = "rows of one person are both in training and in the test"
 """Start of the note on an identifier column with several rows of a person. The note reveals a property of private rows."""
+COPIES = "test rows are copies of training rows"
+"""Start of the note on rows that are in the training table and in the test table. The note reveals a property of private rows."""
 EMPTY = "columns without any value"
 """Start of the note on empty input columns. The note reveals a property of private rows."""
 GAPS = "columns with missing values"
 """Start of the note on input columns in which some cells have no value. The note reveals a property of private rows."""
+_MIN_COPIED, _MIN_DISTINCT = 0.1, 0.9
+"""Minimum share of test rows that are copies for a note, and of training rows that differ. With fewer, rows are equal by chance."""
 _MAX_NAMED = 8
 """Maximum number of columns that the note on missing values names."""
 _MAX_ROWS = 20_000
@@ -103,6 +107,24 @@ def notes_on_cells(table: Table, config: DataConfig) -> Iterator[str]:
         named = ", ".join(f"{listed_names([name])} ({shares[name]:.1%})" for name in gaps[:_MAX_NAMED])
         more = f" and {len(gaps) - _MAX_NAMED:,} more" if len(gaps) > _MAX_NAMED else ""
         yield f"{GAPS}: {named}{more}. data.missing says how a missing number is treated ({config.missing}); a missing word is no word"
+
+
+def note_on_copies(train: Table, test: Table, config: DataConfig) -> tuple[str, ...]:
+    """Return a note on rows of ``test`` that are equal to rows of ``train`` in all columns that are used; empty if there are hardly any.
+
+    ``config`` has the kind of each column filled in.
+    """
+    targets = config.target_names if config.target else ()  # a language model has none
+    used = [name for name in dict.fromkeys((*config.columns, config.text, *targets)) if name in train.columns and name in test.columns]
+    known, tested = (list(zip(*(column_words(table, name, numeric=True) for name in used), strict=True)) for table in (train, test))
+    distinct = set(known)
+    copies = sum(row in distinct for row in tested)
+    if copies < _MIN_COPIED * len(tested) or len(distinct) < _MIN_DISTINCT * len(known):
+        return ()
+    return (
+        f"{COPIES}: {copies:,} of {len(tested):,} rows of data.test_path have the same values as rows of data.path in all columns that are "
+        "used. So scores are too good: take such rows out of one of the two files",
+    )
 
 
 def _leaks(table: Table, config: DataConfig, targets: Targets) -> Iterator[tuple[str, bool]]:

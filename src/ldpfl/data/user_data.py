@@ -18,7 +18,7 @@ from ldpfl.data.columns import check_configured_columns
 from ldpfl.data.dataset import Dataset, Owners, number_clients
 from ldpfl.data.from_table import choose_test_rows, dataset_from_table
 from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_file_name
-from ldpfl.data.leaks import find_leaks, notes_on_cells
+from ldpfl.data.leaks import find_leaks, note_on_copies, notes_on_cells
 from ldpfl.data.samples import TOKENS, Inputs, Samples, density_problem, map_tensors, tensors_by_name
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, read_table, table_from_frame
@@ -166,6 +166,8 @@ def _dataset_of_tables(name: str, train: Table, test: Table | None, config: Data
     resolved = config if dataset.encoder is None else dataset.encoder.data
     with_owners = resolved.model_copy(update={"person": config.person, "client": config.client})
     dataset = dataset.with_notes(*notes_on_cells(rows, with_owners))
+    if test is not None and not config.person:  # persons in both tables are refused
+        dataset = dataset.with_notes(*note_on_copies(rows, test.with_missing(config.missing_words), resolved))
     if dataset.encoder is None:
         return dataset
     return replace(dataset, leaks=find_leaks(rows, resolved, targets))
