@@ -137,7 +137,7 @@ class AttackImages:
 
 @dataclass(frozen=True)
 class _ImageSet:
-    """Images (N, C, H, W) of each seed, and the accuracy of the model that they were drawn from."""
+    """Images (N, C, H, W) of each seed, and the accuracy of the model that they were drawn from. A baseline has one entry and no model."""
 
     images: tuple[Tensor, ...]
     accuracy: float | None = None
@@ -373,9 +373,13 @@ def _images_of_other_classes(own_images: Samples, label: int, most: int) -> tupl
 def _attack_row(
     kind: Kind, image_set: _ImageSet, real: Tensor, label: int, extractor: Extractor, classifier: TrainedClassifier
 ) -> AttackRow:
-    """Return the table's line for a set of images: its distance to the ``real`` ones, and the share recognised as ``label``."""
+    """Return the table's line for the images of one ``kind``, with the accuracy of the model that they were drawn from.
+
+    For the images of each seed, it has their distance to the ``real`` ones, and the share of them that is recognised as ``label``.
+    """
     distances = tuple(frechet_distance(extractor, real, images) for images in image_set.images)
-    return AttackRow(kind, distances, tuple(classifier.share(images, label) for images in image_set.images), image_set.accuracy)
+    shares = tuple(classifier.share(images, label) for images in image_set.images)
+    return AttackRow(kind, distances, shares, image_set.accuracy)
 
 
 def _phase_progress(progress: PhaseProgress, phase: str) -> Callable[[int, int], None]:

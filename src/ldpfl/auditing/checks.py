@@ -546,15 +546,18 @@ class Examination:
         return bool((self._is_noisy | is_rare).all())
 
     def _standardised_noise(self, bench: Bench) -> Floats:
-        """Draw standardised noise: (clients, d), or (G, clients) for G groups if a trial is a row. Groups without noise are 0.
+        """Draw the noise of one call at the center, less its mean, over its standard deviation. Groups without noise are 0.
 
-        Mean and variance are those of all samples. If they were those of one call, noise that all clients share would go unnoticed.
+        If a trial is a weight, the result is (clients, d), with weights in the model's order, so that lags count weights. If a trial is a
+        client's row, it is (G, clients) for G groups. Mean and variance are those of all samples. If they were those of one call, noise
+        that all clients share would go unnoticed.
         """
         tally = self.tallies[0.0]
         mean, deviation = tally.expected + tally.mean_deviation, np.where(self._is_noisy, np.sqrt(tally.variance), inf)
-        standard = (bench.draw(0.0).statistic - mean) / deviation
+        standard = (bench.draw(0.0).statistic - mean) / deviation  # (trials, G)
         if not bench.by_weight:
             return np.ascontiguousarray(standard.T)
+        # Here a group is a layer, and trials are ordered by client, then by weight. All layers have equally many weights.
         by_client_and_layer = standard.reshape(bench.rows, -1, bench.groups).transpose(0, 2, 1)
         return np.ascontiguousarray(by_client_and_layer.reshape(bench.rows, -1))
 

@@ -204,6 +204,7 @@ def _clients(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bo
 def _client_names(table: Table, config: DataConfig) -> list[str]:
     """Return the client of each row of ``table``. A client may have a name that usually means "no value", such as None.
 
-    Whole numbers are normalised as in names of persons, but for leading zeros: clients' names are shown, and site 007 is to stay 007.
+    As for persons, 7.0 becomes 7. But 007 stays 007, because clients' names are shown.
     """
+    # missing=(): no word means "no value".
     return [client_name(word) for word in column_words(replace(table, missing=()), config.client)]

@@ -278,7 +278,7 @@ def _read_relayed(site: Site, metrics: str) -> Relayed:
 
 
 def _write_commands(programs: Programs, inherited: Mapping[str, str]) -> None:
-    """Write all commands of the trial as lines for a shell, as a template for a deployment on several machines."""
+    """Write all commands of the demo as lines for a shell, as a template for a deployment on several machines."""
     site = programs.site
     order = [
         programs.relay(),

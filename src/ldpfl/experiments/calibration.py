@@ -158,7 +158,8 @@ def _guess_strength(epsilon_of: Callable[[float], float], target: float, delta: 
 def _rounded_down(value: float) -> float:
     """Return ``value`` rounded down to ``_DIGITS`` digits.
 
-    A value that has no more digits must stay as it is. The added 1e-9 makes up for the rounding error of its division by ``step``.
+    A value of at most ``_DIGITS`` digits must stay as it is, although ``value / step`` may come out a little too small: hence the 1e-9. It
+    also rounds up a value that lies less than 1e-9 steps below, by less than 1e-12 of the value.
     """
     step = 10.0 ** (floor(log10(value)) - _DIGITS + 1)
-    return float(f"{floor(value / step + 1e-9) * step:.{_DIGITS}g}")
+    return float(f"{floor(value / step + 1e-9) * step:.{_DIGITS}g}")  # the format removes the product's rounding error

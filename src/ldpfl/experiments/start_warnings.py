@@ -119,16 +119,16 @@ def _scale_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
     inputs = data.train.inputs
     if not config.data.brought or data.encoder is not None or not isinstance(inputs, Tensor):
         return
-    if inputs.dtype == torch.uint8 and int(inputs.max()) <= 1:
-        yield (
-            f"{SCALE}: all pixels are 0 or 1, and images of bytes are read as 0 to 255, so that the model sees hardly any contrast; "
-            "multiply them by 255"
-        )
     if not inputs.is_floating_point():
+        if inputs.dtype == torch.uint8 and int(inputs.max()) <= 1:
+            yield (
+                f"{SCALE}: all pixels are 0 or 1, and images of bytes are read as 0 to 255, so that the model sees hardly any contrast; "
+                "multiply them by 255"
+            )
         return
     low, high, rms = float(inputs.min()), float(inputs.max()), float(inputs.double().square().mean().sqrt())
     is_image = inputs.dim() > 2
-    is_unit_range = is_image and low >= 0 and high <= 1  # pixels divided by 255: their mean is far from 0 even if their size fits
+    is_unit_range = is_image and low >= 0 and high <= 1  # pixels divided by 255: even if their rms fits, their mean is far from 0
     if _MIN_RMS <= rms <= _MAX_RMS and not is_unit_range:
         return
     advice = "give images as bytes (uint8) from 0 to 255, which are scaled here, or " if is_image else ""

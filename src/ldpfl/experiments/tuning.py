@@ -298,13 +298,16 @@ def guarantee_of(tuning: Tuning, settings_to_try: Sequence[Cell], caller_objects
 def _rows_for_all_settings(statements: Sequence[Statement]) -> list[Guarantee]:
     """Return the guarantees that hold whichever setting's statement applies, smallest epsilon first, one for each trust model.
 
-    Any setting's trials may have run. So a trust model needs a row in each statement, and its guarantee takes the largest epsilon and the
-    weakest status.
+    Any setting's trials may have run. So a trust model needs a row in each statement. Its guarantee takes the largest epsilon of these
+    rows, which share one delta, and the weakest status of all statements.
     """
     status: Status = "proved" if all(statement.status == "proved" for statement in statements) else AUTHORS_CLAIM
     rows_by_model = [{row.trust_model: row for row in statement.rows if _covers_whole_run(row, statement)} for statement in statements]
-    models_of_all = [model for model in rows_by_model[0] if all(model in rows for rows in rows_by_model)]
-    worst_rows = [max((rows[model] for rows in rows_by_model), key=lambda row: row.epsilon) for model in models_of_all]
+    worst_rows = []
+    for model in rows_by_model[0]:
+        if all(model in rows for rows in rows_by_model):
+            worst_rows.append(max((rows[model] for rows in rows_by_model), key=lambda row: row.epsilon))
+    # No lower bound: the trials may have run with a setting of smaller epsilon.
     return [replace(row, lower=None, status=status) for row in sorted(worst_rows, key=lambda row: row.epsilon)]
 
 

@@ -126,14 +126,14 @@ def client_output(app: Path) -> Literal["weights", "gradients", "gradients of pe
     Nothing is run. ``ready`` means that the client is ldpfl's own, which trains the model that a config names. Weights and gradients belong
     to a model that the app defines itself. Gradients of persons come from an app that says to whom each record belongs.
     """
-    definition = _definition_of(app, "clientapp")
+    definition = _definition_of(app, "clientapp")  # the import path of an imported object, or the assigned expression
     if definition == f"{_READY_MODULE}:client_app":
         return "ready"
     if isinstance(definition, str) or not _calls_wrapper(definition):
         return "unknown"
     arguments = {keyword.arg for keyword in definition.keywords}
     names_persons = any(keyword.arg == "persons" and _is_true(keyword.value) for keyword in definition.keywords)
-    if "records" in arguments:
+    if "records" in arguments:  # given in place of an app that trains: then ldpfl computes the gradients of the records
         return "gradients of persons" if names_persons else "gradients"
     return "weights"
 

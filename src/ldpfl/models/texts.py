@@ -15,6 +15,7 @@ class EmbeddingBag(nn.Module):
     """A linear layer on the mean of the tokens' embeddings (fastText: Joulin et al. 2017)."""
 
     def __init__(self, vocabulary: int, outputs: int, by_place: bool, *, width: int = 32) -> None:
+        """Raise a :class:`ConfigError` if ``by_place`` is True."""
         super().__init__()
         if by_place:
             raise ConfigError(
@@ -38,7 +39,7 @@ class GRU(nn.Module):
 
     def __init__(self, vocabulary: int, outputs: int, by_place: bool, *, width: int = 32, hidden: int = 64) -> None:
         super().__init__()
-        self._by_place = by_place
+        self._by_place = by_place  # whether there are outputs at each place
         self.embedding = nn.Embedding(vocabulary, width)
         # Three parts: reset, keep and new.
         self.from_input = nn.Linear(width, 3 * hidden)

@@ -211,9 +211,12 @@ def read_books(path: Path, protects: Protected = "client") -> Books:
 def read_charges(path: Path) -> tuple[Charged, ...]:
     """Return every charge, in order. Raises the errors of :func:`read_books`."""
     with budget_transaction(path) as connection:
-        releases = {release_id: release for release_id, (release, _) in _read_releases(connection).items()}
+        releases = {release_id: release for release_id, (release, _count) in _read_releases(connection).items()}
         rows = connection.execute(f"SELECT id, {_CHARGED} FROM charges ORDER BY id").fetchall()
-    return tuple(Charged(number, at, run, round_, releases[release_id], *others) for number, at, run, round_, release_id, *others in rows)
+    return tuple(
+        Charged(number, at, run, round_, releases[release_id], cohort, transport, linked, person, node)
+        for number, at, run, round_, release_id, cohort, transport, linked, person, node in rows
+    )
 
 
 def set_limit(path: Path, epsilon: float, delta: float | None = None) -> Books:
@@ -365,10 +368,16 @@ def read_open_books(connection: sqlite3.Connection, protects: Protected = "clien
 
 
 def _read_releases(connection: sqlite3.Connection, protects: Protected = "client") -> dict[int, tuple[Release, int]]:
-    """Return each stored release and the number of its charges, by the row's id. Two rows may be equal if ``protects`` is a record."""
+    """Return each stored release and the number of its charges, by the row's id.
+
+    If ``protects`` is a record, releases are returned as :func:`for_one_record` counts them. Two of them may then be equal.
+    """
     rows = connection.execute("SELECT id, count, kind, mechanism, parameter, units, unit, author FROM releases ORDER BY id")
     as_counted = for_one_record if protects == "record" else lambda release: release
-    return {release_id: (as_counted(_release_from_row(kind, *figures)), count) for release_id, count, kind, *figures in rows}
+    return {
+        release_id: (as_counted(_release_from_row(kind, mechanism, parameter, number_of_units, unit, author)), count)
+        for release_id, count, kind, mechanism, parameter, number_of_units, unit, author in rows
+    }
 
 
 def _counts(releases: Iterable[tuple[Release, int]]) -> dict[Release, int]:
@@ -405,7 +414,7 @@ def read_sent_reports(connection: sqlite3.Connection, protects: Protected, new: 
 
     Charged releases are counted for the unit that the policy ``protects``, as in :func:`read_open_books`.
     """
-    releases = {release_id: release for release_id, (release, _) in _read_releases(connection, protects).items()}
+    releases = {release_id: release for release_id, (release, _count) in _read_releases(connection, protects).items()}
     rows = connection.execute("SELECT run, round, release, cohort, transport, linked FROM charges ORDER BY id").fetchall()
     if new is not None:
         releases[_NEW] = as_stored(new.release)
@@ -490,7 +499,7 @@ def charge_lost(path: Path, rounds: int, nodes: int, like: int | None = None) ->
                 f"{path} has {which} by which the lost reports could be charged: give the number of a similar charge from the list that "
                 "ldpfl budget export prints. If no charge is similar, set the budget to epsilon 0, so that nothing leaves any more"
             )
-        _at, _run, _round, release_id, *others = charge
+        _at, _run, _round, release_id, cohort, transport, linked, person, node = charge
         together = max(nodes, read_open_books(connection).together)
         reports = rounds * together
         # Continue after the rounds of earlier calls: a round number that is used twice would count as one round of more nodes.
@@ -498,7 +507,7 @@ def charge_lost(path: Path, rounds: int, nodes: int, like: int | None = None) ->
         connection.execute("UPDATE releases SET count = count + ? WHERE id = ?", (reports, release_id))
         for index in range(reports):
             round_number = last_round + 1 + index // together  # each round has ``together`` reports
-            _insert_charge(connection, LOST_RUN, round_number, release_id, *others)
+            _insert_charge(connection, LOST_RUN, round_number, release_id, cohort, transport, linked, person, node)
         return read_open_books(connection)
 
 

@@ -214,13 +214,13 @@ def _measurement_sentences(config: RunConfig, ledger: Ledger) -> Iterator[str]:
 
 
 def _not_covered_sentence(config: RunConfig, kind: Kind) -> Iterator[str]:
-    """Yield the sentence on what the guarantee does not cover, for a run on a user's own tables."""
+    """Yield the sentence on what the guarantee does not cover, for a run on a user's own data, here or at nodes."""
     data = config.data
     if kind is Kind.OWN_APP or not (data.brought or data.at_nodes):
         return
     uncovered = [
         "names and kinds of columns",
-        *([] if data.classes else ["names of classes"]),
+        *([] if data.classes else ["names of classes"]),  # classes that the config names are not taken from the data
         "scores on test rows",
         *(["the choice of the round whose model is kept"] if config.training.patience else []),
     ]

@@ -235,7 +235,10 @@ def _weight_copies(task: LocalTask, weights: Tensor) -> dict[str, Tensor]:
 
 
 def _negative_gradients(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor, *, at_once: bool) -> Tensor:
-    """Return (K, d): for each row of samples in ``index`` (K, B), minus the gradient of their mean loss at the ``shared`` weights."""
+    """Return (K, d): for each row of samples in ``index`` (K, B), minus the gradient of their mean loss at the ``shared`` weights.
+
+    Only samples that ``mask`` (K, B) marks count. ``at_once`` says whether the model can process all rows together.
+    """
     if len(index) == 1:  # taken twice, because a batch of one uses other kernels, which round differently
         return _negative_gradients_of_rows(task, shared, index.expand(2, -1), mask.expand(2, -1), at_once=at_once)[:1]
     return _negative_gradients_of_rows(task, shared, index, mask, at_once=at_once)
