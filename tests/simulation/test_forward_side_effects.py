@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -75,6 +75,13 @@ class Cache:
         return Cache, ()
 
 
+class Emptied(dict[str, int]):
+    """Leaves its elements out of its pickled form."""
+
+    def __reduce__(self) -> tuple[type[Emptied], tuple[()]]:
+        return Emptied, ()
+
+
 class Unit(Enum):
     MEMBER = 1
 
@@ -92,6 +99,8 @@ class Net(nn.Module):
         self.register_buffer("shift", torch.zeros(3), persistent=False)
         self.kept: dict[str, Any] = {"function": lambda: None, "passes": []}  # neither of both can be pickled
         self.remember = remembering()
+        self.pool, self.chosen, self.emptied = [nn.Identity(), nn.Identity()], nn.Identity(), Emptied()
+        self.beside = {"passes": 0, "function": lru_cache(lambda: None)}
         self.cache, self.unit, self.table = Cache(), Unit.MEMBER, torch.zeros(3)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -166,6 +175,21 @@ def in_a_dict_that_is_not_pickled(net: Net, rows: Tensor) -> Tensor:
     return torch.as_tensor(net.layer(rows))
 
 
+def in_elements_that_are_not_pickled(net: Net, rows: Tensor) -> Tensor:
+    net.emptied["passes"] = net.emptied.get("passes", 0) + len(rows)
+    return torch.as_tensor(net.layer(rows))
+
+
+def in_a_dict_beside_a_function_with_a_cache(net: Net, rows: Tensor) -> Tensor:
+    net.beside["passes"] += len(rows)  # type: ignore[operator]
+    return torch.as_tensor(net.layer(rows))
+
+
+def in_the_choice_of_a_layer(net: Net, rows: Tensor) -> Tensor:
+    net.chosen = net.pool[len(rows) % 2]
+    return torch.as_tensor(net.layer(rows))
+
+
 def in_a_member_of_an_enum(net: Net, rows: Tensor) -> Tensor:
     vars(net.unit).setdefault("seen", []).append(len(rows))
     return torch.as_tensor(net.layer(rows))
@@ -193,6 +217,9 @@ WRITES: dict[Pass, str] = {
     in_a_list_beside_a_function: "kept",
     in_a_slot_that_is_not_pickled: "cache",
     in_a_dict_that_is_not_pickled: "cache",
+    in_elements_that_are_not_pickled: "emptied",
+    in_a_dict_beside_a_function_with_a_cache: "beside",
+    in_the_choice_of_a_layer: "chosen",
     in_a_member_of_an_enum: "unit, Unit.MEMBER",
     in_an_attribute_of_a_tensor: "table",
     in_an_attribute_of_a_frozen_parameter: "center",

@@ -82,8 +82,8 @@ def sweep(
     only_with_data = [argument for argument in is_given if is_given[argument]] + list(overrides)
     if only_with_data and (what is not None or resume):
         raise ConfigError(
-            f"{', '.join(only_with_data)} works only with data, because a named or resumed sweep sets its axes, seeds and model itself: "
-            "leave this out, or give data instead of a sweep"
+            f"{', '.join(only_with_data)} works only with data, because a sweep that is named, given as a file or resumed sets its "
+            "axes, seeds and model itself: leave this out, or give data instead of a sweep"
         )
     data_settings, caller_objects = settings_and_objects(data, model)
     changes = setting_texts(settings)

@@ -65,8 +65,9 @@ def separate_probabilities(weights: Array) -> Array:
 def client_probabilities(posterior: Array, owners: Array) -> Array:
     """Return the probability (d, n, n) that each report is from each client, for d parameters and n clients.
 
-    A window is the time in which one client sends, so there are n windows. ``posterior[k, i, w]`` is the probability that report i of parameter k was sent in
-    window w, and ``owners[w, c]`` that window w is that of client c. One large matrix product is much faster than one for each parameter.
+    A window is the time in which one client sends, so there are n windows. ``posterior[k, i, w]`` is the probability that report i of
+    parameter k was sent in window w, and ``owners[w, c]`` that window w is that of client c. One large matrix product is much faster than
+    one for each parameter.
     """
     return np.asarray((posterior.reshape(-1, len(owners)) @ owners).reshape(posterior.shape))
 

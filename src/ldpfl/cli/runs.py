@@ -197,7 +197,10 @@ def sweep(
         raise ConfigError("give ldpfl sweep exactly one of these: the name or file of a sweep, --data, or --resume")
     if data is None and (axis or target or client or person or task or model or called or seeds != 1):
         unfit = "--axis, --seeds, --name, --target, --client, --person, --task and --model"
-        raise ConfigError(f"a named or resumed sweep sets its axes and seeds itself: leave out {unfit}, which work only with --data")
+        raise ConfigError(
+            "a sweep that is named, given as a file or resumed sets its axes and seeds itself: leave out "
+            f"{unfit}, which work only with --data"
+        )
     config, changes = None, set_ or []  # for --resume: the sweep is read from its folder, and refuses changes
     if name is not None:
         config = api.sweep_config(name)

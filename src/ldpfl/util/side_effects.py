@@ -117,13 +117,14 @@ def _snapshot(module: nn.Module) -> dict[str, object]:
     for module_name, submodule in module.named_modules():
         left_out = PARTS | VIEWS if isinstance(submodule, nn.RNNBase) else PARTS
         prefix = f"{module_name}." if module_name else ""
-        attributes = ((key, value) for key, value in submodule.__dict__.items() if key not in left_out)
+        snapshot[module_name or "its own class"] = type(submodule), id(submodule)  # a module can be replaced by one with equal attributes
+        attributes = ((key, value) for key, value in _attributes(submodule).items() if key not in left_out)
         for key, value in chain(attributes, submodule._buffers.items(), submodule._parameters.items()):
             if id(value) not in copies:
                 copies[id(value)] = _frozen_fingerprint(value) if _is_frozen(value) else comparable_copy(value)
             snapshot[prefix + key] = copies[id(value)]
             if isinstance(value, Tensor) and isinstance(value, nn.Parameter):  # the first check is cheaper, and enough for most attributes
-                snapshot[f"{prefix}{key}.grad"] = comparable_copy(value.grad)
+                snapshot[f"{prefix}{key}.grad"], snapshot[f"{prefix}{key}.requires_grad"] = comparable_copy(value.grad), value.requires_grad
     return snapshot
 
 
@@ -381,14 +382,16 @@ class _Contents(pickle.Pickler):
         """Return how to pickle ``value``, by the first of the ways in the class's description that fits."""
         # The third entry, which pickle treats as a state, brings all parts into the bytes. Nobody unpickles them.
         if _is_of_users_class(value):
-            return (str, (type(value).__name__,), (_attributes(value), _usually_pickled_parts(value)))
+            return (str, (type(value).__name__,), (_attributes(value), _elements(value), _usually_pickled_parts(value)))
         with suppress(Exception):
             pickle.dumps(value)
             return NotImplemented  # pickle it as usual
         if isinstance(value, FunctionType):
             return (str, (_type_and_identity(value),), (_closure_values(value), value.__defaults__, value.__kwdefaults__, value.__dict__))
         with suppress(Exception):
-            return value.__reduce_ex__(4)
+            reduced = value.__reduce_ex__(4)
+            if not isinstance(reduced, str):  # a global name, which pickle has not found above
+                return reduced
         return (str, (_type_and_identity(value),))  # such as a nested class, or a tensor of vmap
 
 
@@ -406,6 +409,14 @@ def _attributes(value: object) -> dict[str, object]:
                 with suppress(AttributeError):  # the attribute has no value yet
                     attributes[f"{owner.__name__}.{name}"] = member.__get__(value)
     return attributes
+
+
+def _elements(value: object) -> list[object]:
+    """Return the elements of an object of a subclass of a container, as the container itself lists them; an empty list for others."""
+    if isinstance(value, dict):
+        return [list(dict.items(value))]
+    kind = next((kind for kind in _CONTAINERS if isinstance(value, kind)), None)
+    return [] if kind is None else list(kind.__iter__(value))
 
 
 def _usually_pickled_parts(value: object) -> list[object]:
