@@ -768,6 +768,23 @@ def test_these_train_as_pytorch_trains_them(make: Callable[[], nn.Module]) -> No
         torch.testing.assert_close(found, -gradient, atol=1e-6, rtol=1e-4)
 
 
+@KINDS
+def test_a_model_may_read_a_table_that_it_keeps(kind: dict[str, Any]) -> None:
+    """pandas fills caches when a table is read, and leaves them out of the pickled form of the table."""
+    frame = pd.DataFrame({"shift": [0.5, 1.5, 2.5], "name": pd.Categorical(["x", "y", "z"])})
+
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.frame = nn.Linear(3, 2), frame
+
+        def forward(self, rows: Tensor) -> Tensor:
+            shift = float(self.frame["shift"].mean()) + len(self.frame["name"].cat.categories)
+            return torch.as_tensor(self.layer(rows + shift))
+
+    run(Reading(), kind)
+
+
 def test_a_model_that_changes_nothing_goes_through_all_rounds() -> None:
     federation, start = built(nn.Linear(3, 2), UPDATES)
     assert [checkpoint.state.round for checkpoint in simulate(federation, start, 1)] == [1]

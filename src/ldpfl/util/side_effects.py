@@ -165,6 +165,9 @@ def _differing_names(before: Mapping[str, object], after: Mapping[str, object]) 
 _LIBRARIES = frozenset({"torch", "numpy", "ldpfl", "transformers", "peft", "timm"}) | sys.stdlib_module_names
 """Top-level modules whose classes and functions keep nothing of samples."""
 
+_WITH_OWN_CACHES = frozenset({"pandas", "pyarrow", "polars", "scipy", "sklearn", "PIL", "tokenizers", "datasets", "sentencepiece"})
+"""Top-level modules whose objects fill caches when they are read, and leave these out of their pickled form."""
+
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
 
@@ -235,7 +238,12 @@ _WITHOUT_PARTS = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 def _is_of_library(value: type | FunctionType) -> bool:
     """Whether a class or function is of a well-known library."""
-    return str(value.__module__).partition(".")[0] in _LIBRARIES
+    return _package(value) in _LIBRARIES
+
+
+def _package(value: type | FunctionType) -> str:
+    """Return the top-level module of a class or function."""
+    return str(value.__module__).partition(".")[0]
 
 
 def _parts(value: object) -> Iterable[object]:
@@ -359,8 +367,12 @@ def _is_plain(value: Tensor) -> bool:
 
 
 def _attributes_of_tensor(value: Tensor) -> dict[str, object]:
-    """Return the Python attributes of a tensor by name, without those by which ``torch.compile`` marks it."""
-    return {name: attribute for name, attribute in vars(value).items() if not name.startswith("_dynamo")}
+    """Return the Python attributes of a tensor by name, without those by which PyTorch marks it."""
+    return {name: attribute for name, attribute in vars(value).items() if not name.startswith(_MARKS_OF_TENSORS)}
+
+
+_MARKS_OF_TENSORS = ("_dynamo", "_is_buffer", "persistent")
+"""Starts of names of attributes that PyTorch gives to a tensor while it compiles a model, or makes a buffer of the tensor."""
 
 
 class _Contents(pickle.Pickler):
@@ -397,7 +409,8 @@ class _Contents(pickle.Pickler):
 
 def _is_of_users_class(value: object) -> bool:
     """Whether ``value`` is an object, but neither a class nor a function, whose class is not of a well-known library."""
-    return not isinstance(value, type | FunctionType) and not _is_of_library(type(value))
+    is_object = not isinstance(value, type | FunctionType)
+    return is_object and not _is_of_library(type(value)) and _package(type(value)) not in _WITH_OWN_CACHES
 
 
 def _attributes(value: object) -> dict[str, object]:
@@ -415,7 +428,7 @@ def _elements(value: object) -> list[object]:
     """Return the elements of an object of a subclass of a container, as the container itself lists them; an empty list for others."""
     if isinstance(value, dict):
         return [list(dict.items(value))]
-    kind = next((kind for kind in _CONTAINERS if isinstance(value, kind)), None)
+    kind: Any = next((kind for kind in _CONTAINERS if isinstance(value, kind)), None)
     return [] if kind is None else list(kind.__iter__(value))
 
 
