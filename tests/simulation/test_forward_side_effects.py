@@ -219,7 +219,7 @@ WRITES: dict[Pass, str] = {
     in_a_dict_that_is_not_pickled: "cache",
     in_elements_that_are_not_pickled: "emptied",
     in_a_dict_beside_a_function_with_a_cache: "beside",
-    in_the_choice_of_a_layer: "chosen",
+    in_the_choice_of_a_layer: "its layers",
     in_a_member_of_an_enum: "unit, Unit.MEMBER",
     in_an_attribute_of_a_tensor: "table",
     in_an_attribute_of_a_frozen_parameter: "center",

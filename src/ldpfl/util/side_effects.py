@@ -117,7 +117,8 @@ def _snapshot(module: nn.Module) -> dict[str, object]:
     for module_name, submodule in module.named_modules():
         left_out = PARTS | VIEWS if isinstance(submodule, nn.RNNBase) else PARTS
         prefix = f"{module_name}." if module_name else ""
-        snapshot[module_name or "its own class"] = type(submodule), id(submodule)  # a module can be replaced by one with equal attributes
+        # A module can be replaced by None, or by one with equal attributes.
+        snapshot[module_name or "its layers"] = type(submodule), [(name, id(child)) for name, child in submodule._modules.items()]
         attributes = ((key, value) for key, value in _attributes(submodule).items() if key not in left_out)
         for key, value in chain(attributes, submodule._buffers.items(), submodule._parameters.items()):
             if id(value) not in copies:
