@@ -259,6 +259,7 @@ def planned(**data: str) -> RunConfig:
         ([{"person": "patient", "client": "hospital"}, {"client": "hospital"}], True),
         ([{"person": "patient", "client": "hospital"}, {"client": "ward"}], False),
         ([{"person": "patient"}, {"client": "ward"}], False),
+        ([{"person": "patient"}, {}], False),
         ([{"person": "patient", "client": "hospital"}, {"person": "patient", "client": "ward"}], False),
     ],
 )

@@ -769,6 +769,15 @@ def test_these_train_as_pytorch_trains_them(make: Callable[[], nn.Module]) -> No
 
 
 @KINDS
+def test_tensors_of_a_model_may_have_attributes(kind: dict[str, Any]) -> None:
+    """Those of ``transformers`` have some, which say that they are initialised."""
+    net = Net(lambda net, rows: torch.as_tensor(net.layer(rows)))
+    for tensor in (net.shift, net.center, net.table, net.layer.weight):
+        vars(tensor)["note"] = {"of": "somebody"}
+    run(net, kind)
+
+
+@KINDS
 def test_a_model_may_read_a_table_that_it_keeps(kind: dict[str, Any]) -> None:
     """pandas fills caches when a table is read, and leaves them out of the pickled form of the table."""
     frame = pd.DataFrame({"shift": [0.5, 1.5, 2.5], "name": pd.Categorical(["x", "y", "z"])})

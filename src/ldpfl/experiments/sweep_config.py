@@ -320,7 +320,8 @@ def check_same_protected(configs: Iterable[RunConfig]) -> None:
         elif data.brought and not isinstance(config.mechanism, DpSgdSettings):  # dp-sgd protects single records, whoever holds them
             clients["", data.client] = None
     client_columns = {client for _, client in [*persons, *clients]}
-    if len(persons) > 1 or (clients and len(client_columns) > 1):
+    are_persons_dealt_out = bool(persons and clients and "" in client_columns)  # to clients that are made up, a row at a time
+    if len(persons) > 1 or (clients and len(client_columns) > 1) or are_persons_dealt_out:
         named = "; ".join(_protected_by(person, client) for person, client in [*persons, *clients])
         raise ConfigError(
             f"the runs protect different persons or clients, by the columns data.person and data.client: {named}. So they have no joint "

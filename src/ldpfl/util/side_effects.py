@@ -355,10 +355,13 @@ def comparable_copy(value: object) -> object:
     if type(value) in _CAN_BE_EMPTY and not value:  # most other attributes: empty lists of hooks
         return type(value)
     if isinstance(value, Tensor) and _is_plain(value):
-        attributes, copy = _attributes_of_tensor(value), value.detach().clone()
-        return _Contents.of([copy, attributes]) if attributes else copy
-    with suppress(Exception):
-        return _Contents.of(value)
+        attributes = _attributes_of_tensor(value)
+        if not attributes:
+            return value.detach().clone()
+        value = [value.detach(), attributes]  # no clone, because a tensor is pickled with its address
+    for contents in (_Contents, _AllContents):
+        with suppress(Exception):
+            return contents.of(value)
     return _type_and_identity(value)
 
 
@@ -377,11 +380,9 @@ _MARKS_OF_TENSORS = ("_dynamo", "_is_buffer", "persistent")
 
 
 class _Contents(pickle.Pickler):
-    """A pickler for comparison that accepts every object.
+    """A pickler for comparison.
 
     An object of a user's class is pickled with all its attributes, because its own way of pickling may leave some out, such as a cache.
-    A function that pickle refuses, such as a lambda, is pickled as its identity, defaults, attributes and enclosing variables. An
-    object whose contents Python does not list, such as a lock, is pickled as its type and identity.
     """
 
     @classmethod
@@ -392,10 +393,24 @@ class _Contents(pickle.Pickler):
         return stream.getvalue()
 
     def reducer_override(self, value: object) -> Any:
-        """Return how to pickle ``value``, by the first of the ways in the class's description that fits."""
+        """Return how to pickle ``value``: an object of a user's class by all its parts, and others as usual."""
+        if not _is_of_users_class(value):
+            return NotImplemented
         # The third entry, which pickle treats as a state, brings all parts into the bytes. Nobody unpickles them.
+        return (str, (type(value).__name__,), (_attributes(value), _elements(value), _usually_pickled_parts(value)))
+
+
+class _AllContents(_Contents):
+    """A pickler for comparison that accepts every object, but is slower.
+
+    A function that pickle refuses, such as a lambda, is pickled as its identity, defaults, attributes and enclosing variables. An
+    object whose contents Python does not list, such as a lock, is pickled as its type and identity.
+    """
+
+    def reducer_override(self, value: object) -> Any:
+        """Return how to pickle ``value``, by the first of the ways in the classes' descriptions that fits."""
         if _is_of_users_class(value):
-            return (str, (type(value).__name__,), (_attributes(value), _elements(value), _usually_pickled_parts(value)))
+            return super().reducer_override(value)
         with suppress(Exception):
             pickle.dumps(value)
             return NotImplemented  # pickle it as usual
