@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from enum import Enum
-from functools import lru_cache, partial
-from types import MappingProxyType
+from functools import lru_cache, partial, wraps
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -537,6 +537,35 @@ def kept_by_the_class_in_an_object_that_is_not_pickled() -> nn.Module:
     return Own()
 
 
+def kept_by_a_wrapper_of_a_library_s_function() -> nn.Module:
+    so_far: list[bool] = []
+
+    @wraps(torch.clone)
+    def wrapper(rows: Tensor) -> bool:
+        return noted(rows, so_far)
+
+    class Own(Linear3):
+        seen = staticmethod(wrapper)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.turned(rows, self.seen(rows))
+
+    return Own()
+
+
+def kept_by_a_function_in_a_namespace() -> nn.Module:
+    class Own(Linear3):
+        def __init__(self) -> None:
+            super().__init__()
+            so_far: list[bool] = []
+            self.helpers = SimpleNamespace(seen=lambda rows: noted(rows, so_far))
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.turned(rows, self.helpers.seen(rows))
+
+    return Own()
+
+
 OUTSIDE = [
     kept_in_a_default_argument,
     kept_in_a_helper_of_the_class,
@@ -547,6 +576,8 @@ OUTSIDE = [
     kept_by_a_static_method,
     kept_by_a_hook,
     kept_by_a_member_of_an_enum,
+    kept_by_a_wrapper_of_a_library_s_function,
+    kept_by_a_function_in_a_namespace,
     kept_by_the_class_in_an_object_that_is_not_pickled,
     kept_by_a_partial_function,
 ]

@@ -17,6 +17,7 @@ import hashlib
 import pickle
 import sys
 import weakref
+from argparse import Namespace
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from io import BytesIO
 from itertools import chain
-from types import FunctionType, MemberDescriptorType, MethodType
+from types import FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -243,8 +244,9 @@ def _is_of_library(value: type | FunctionType) -> bool:
 
 
 def _package(value: type | FunctionType) -> str:
-    """Return the top-level module of a class or function."""
-    return str(value.__module__).partition(".")[0]
+    """Return the top-level module of a class, or that in which a function was written: ``functools.wraps`` changes its ``__module__``."""
+    module = value.__globals__.get("__name__") if isinstance(value, FunctionType) else value.__module__
+    return str(module).partition(".")[0]
 
 
 def _parts(value: object) -> Iterable[object]:
@@ -269,8 +271,10 @@ def _parts(value: object) -> Iterable[object]:
         return [value.fget, value.fset, value.fdel]
     if isinstance(value, Tensor):
         return [type(value), *vars(value).values()]
-    if type(value).__module__ == "functools":  # such as a function with a cache
-        return [getattr(value, "__wrapped__", None)]
+    if type(value).__module__ == "functools":  # such as a function with a cache, or a cached property
+        return [getattr(value, "__wrapped__", None), getattr(value, "func", None)]
+    if isinstance(value, SimpleNamespace | Namespace):
+        return list(vars(value).values())
     if isinstance(value, nn.Module) or _may_keep(type(value)):
         attributes = getattr(value, "__dict__", {}).values()
         # Empty containers, such as PyTorch's many lists of hooks, refer to nothing.
