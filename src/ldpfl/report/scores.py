@@ -128,9 +128,9 @@ def zero_f1_sentence(result: Mapping[str, Any]) -> str:
 
 
 def horizon_sentence(result: Mapping[str, Any]) -> str:
-    """Return a sentence on the time over which predicted survival is scored; empty if no times were predicted."""
+    """Return a sentence on the time over which predicted survival is scored; empty if none was, as for test rows without events."""
     end = result.get("horizon")
-    if end is None:
+    if end is None or not isfinite(end):  # None once the result has been read from its file
         return ""
     return f"The {INTEGRATED_BRIER} covers times from 0 to {end:.4g}, by which nine tenths of the test rows' events have happened."
 
