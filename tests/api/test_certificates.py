@@ -465,7 +465,7 @@ def test_a_certificate_from_before_blankets_is_still_its_signer_s(tmp_path: Path
         assert Ledger.from_json(text) == RUNS[name]
         file.write_text(signed(certified(text, "run", 1e-5, {}), key).to_json())
         assert read_certificate(file).statement.ledger == hashlib.sha256(text.encode()).hexdigest()
-    with pytest.raises(ConfigError, match=r"the release's field 'blanket' is 0\.3, expected 0\.3679 \(e\^-epsilon\) or more, and below 1"):
+    with pytest.raises(ConfigError, match=r"blanket is 0\.3, expected 0\.3679 \(e\^-epsilon\) or more, and below 1"):
         ledger(replace(LAPLACE, blanket=0.3))
 
 

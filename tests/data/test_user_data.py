@@ -1077,7 +1077,7 @@ def test_the_class_of_one_image_decides_nothing_about_others(tmp_path: Path) -> 
         before, after = divided(one), divided(other)
         assert before == after
         assert all(before)
-    with pytest.raises(ConfigError, match="each file is assigned to a client by the file's name"):
+    with pytest.raises(ConfigError, match=r"data\.partition and data\.private_label cannot be used here, because each file"):
         api.run(data=tmp_path / "none", settings={**FEW, "data.partition": "quantity"}, progress=False, baseline=False)
     with pytest.raises(ConfigError, match=r"some client gets none: set clients\.count to \d+ ") as refused:
         api.run(data=tmp_path / "none", settings={**FEW, "clients.count": 45}, progress=False, baseline=False)

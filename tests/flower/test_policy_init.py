@@ -152,7 +152,7 @@ def test_clients_that_may_collude_are_not_counted_twice() -> None:
 def test_more_clients_than_a_round_asks_are_refused_with_both_numbers(tmp_path: Path) -> None:
     path = Path(app(tmp_path, "model.name=linear;clients.count=8")) / "pyproject.toml"
     path.write_text(path.read_text(encoding="utf-8") + 'transport = "relay"\nmin-clients = 9\nreply-s = 60\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"ldpfl\.min-clients is 9, but a round asks only 8 of clients\.count = 8"):
+    with pytest.raises(ConfigError, match=r"ldpfl\.min-clients is 9, but a round asks only 8 of the 8 clients \(clients\.count\)"):
         offer_of(str(tmp_path))
 
 

@@ -287,7 +287,7 @@ def test_an_aggregator_that_lacked_a_key_opens_the_same_sum_later(world: World, 
     folder, relay = RunFolder(tmp_path / "run"), Watched(world.aggregator())
     world.strangers = (2,)
     for _ in range(2):
-        with pytest.raises(ProtocolError, match=r"not known: .* The relay still has the reports: start the run again to retry"):
+        with pytest.raises(ProtocolError, match=r"not known: .* The relay still has the reports. To read them again, resume the run"):
             run(world, 2, relay=relay, folder=folder)
         assert [event.cohort for event in folder.ledger().events] == [3]  # as long as it is not opened: the fewest that it is over
     world.strangers = ()

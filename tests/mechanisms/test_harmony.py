@@ -399,7 +399,7 @@ def test_good_reports_are_kept_when_bad_ones_arrive_with_them() -> None:
     assert received is not None
     assert list(received.payloads()) == good
     assert [(one.place, one.reason) for one in refused] == [
-        (1, "a report names index 7 in a group of 5 weights"),
+        (1, "a report names index 7 in a group of 5 weights, expected 0 to 4"),
         (3, f"a report has 0 bytes, expected 1 for 1 groups: {WRONG_LENGTH_HINT}"),
         (4, "a report has bits set after its 1 groups, expected zeros"),
     ]
@@ -484,7 +484,7 @@ def test_aggregate_and_decode_refuse_missing_or_foreign_reports() -> None:
     bits: Any = BitReports(np.zeros((1, 1), dtype=np.uint8), 8)
     for foreign, message in (
         (other, "other group sizes"),
-        (narrow, "7 weights, but the ranges have 8"),
+        (narrow, "7 weights, but the clipping ranges have 8"),
         (bits, "expected IndexedBitReports"),
     ):
         with pytest.raises(PrivacyError, match=message):

@@ -135,11 +135,11 @@ def test_impossible_parts_are_refused() -> None:
     with pytest.raises(ConfigError, match="no weight is chosen"):
         ranges.part(torch.zeros(5, dtype=torch.bool))
     for chosen in (torch.ones(4, dtype=torch.bool), torch.ones(5), torch.ones(1, 5, dtype=torch.bool)):
-        with pytest.raises(ConfigError, match="chosen weights are"):
+        with pytest.raises(ConfigError, match="mask of chosen weights is"):
             ranges.part(chosen)
     chosen = torch.tensor([True, False, True, True, False])
     for sizes in ((2, 1), (1,), (1, 2, 3)):
-        with pytest.raises(ConfigError, match="differ from those of the 3 chosen weights"):
+        with pytest.raises(ConfigError, match="which are not the 3 chosen weights"):
             ranges.with_part(LayerRanges(torch.tensor(0.0), torch.tensor(1.0), sizes), chosen)
 
 

@@ -129,7 +129,7 @@ def test_the_release_is_of_bits_and_of_all_rotated_coordinates() -> None:
 
 def test_what_is_no_report_of_this_model_is_refused() -> None:
     mechanism = RotatedSign(1.0)
-    with pytest.raises(PrivacyError, match="21 weights, but the ranges have 32"):
+    with pytest.raises(PrivacyError, match="21 weights, but the clipping ranges have 32"):
         mechanism.aggregate([BitReports(np.zeros((1, 3), dtype=np.uint8), 21)], RANGES)
     for wrong in (-1.0, float("nan"), float("inf"), 1e30):
         with pytest.raises(ConfigError, match="norm"):

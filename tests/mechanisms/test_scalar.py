@@ -383,7 +383,7 @@ def test_aggregate_and_decode_refuse_missing_or_foreign_reports() -> None:
             mechanism.decode(other, ranges)
     with pytest.raises(PrivacyError, match="2 sampled weights, expected 3"):
         Laplace(1.0, 3).aggregate([sampled], ranges)
-    with pytest.raises(PrivacyError, match="the ranges have 8"):
+    with pytest.raises(PrivacyError, match="the clipping ranges have 8"):
         two.decode(sampled, box([0.0], [1.0], [8]))
 
 

@@ -123,6 +123,8 @@ def test_a_paper_may_claim_both_figures_or_none(epsilon: float | None, delta: fl
     ],
 )
 def test_a_claim_that_is_none_is_refused(epsilon: float | None, delta: float | None) -> None:
-    with pytest.raises(ConfigError, match=r"^round 3: claimed_epsilon must be above 0 and claimed_delta in \(0, 1\)") as caught:
+    with pytest.raises(
+        ConfigError, match=r"^round 3, release of the mechanism 'ladp': claimed_epsilon must be above 0 and claimed_delta in \(0, 1\)"
+    ) as caught:
         event(release=UnprotectedRelease("ladp", "why", claimed_epsilon=epsilon, claimed_delta=delta))
     assert len(str(caught.value).splitlines()) == 1

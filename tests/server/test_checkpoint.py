@@ -312,8 +312,8 @@ HUGE = 10**400
         ({"at_clients": {"sums": "many", "noise": 1.0, "records": 5}}, "sums in a round's metrics"),
         ({"at_clients": {"sums": [1.0], "noise": 1.0, "records": 10**20}}, "records in a round's metrics"),
         ({"at_clients": {}}, "sums in a round's metrics"),
-        ([], "expected an object"),
-        (7, "expected an object"),
+        ([], "expected a JSON object"),
+        (7, "expected a JSON object"),
     ],
 )
 def test_a_line_of_the_log_that_is_of_another_kind_is_named(change: object, said: str, tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def _check_model_is_of_checkpoint(run_folder: RunFolder, tensors: Mapping[str, T
     if not _is_made_of(_content(checkpoint.state.model), map(_content, tensors.values())):
         raise DataError(
             f"{run_folder.model_path} has other weights than the run's checkpoint, so the ledger may not be that of this model: one of the "
-            "two was changed, or is of another run or an earlier round; put back the latest ones"
+            "two was changed, or is of another run or an earlier round; restore the latest copies of both"
         )
 
 

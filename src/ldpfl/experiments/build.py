@@ -513,8 +513,8 @@ def _divide_files(settings: DataConfig, identities: NDArray[np.uint64], count: i
     """
     if settings.by_label or settings.partition != "iid":
         raise ConfigError(
-            "each file is assigned to a client by the file's name, whatever its label: leave data.partition and data.private_label out, or "
-            "name the clients in a column of metadata.csv, and this column in data.client"
+            "data.partition and data.private_label cannot be used here, because each file is assigned to a client by the file's name: "
+            "leave both out, or add a column with each file's client to metadata.csv, and set data.client to the column's name"
         )
     # The remainder of an identity by TEST_SHARE decides whether its file is for testing. The quotient, which is independent, decides about
     # the client.

@@ -353,7 +353,7 @@ class RunFolder:
         if (recorded := self._rounds_in_metrics()) > finished:
             raise DataError(
                 f"{self.checkpoint_path} has {finished:,} rounds, and {self.metrics_path.name} beside it {recorded:,}: the checkpoint was "
-                "removed, or put back to an earlier round; put back the latest one, or what was sent in later rounds is not counted"
+                "removed, or comes from an older backup; restore the latest copy, or what was sent in later rounds is not counted"
             )
         return checkpoint
 
@@ -392,12 +392,12 @@ class RunFolder:
         if (counted_rounds := len(longer.events) - sum(event.histograms for event in longer.events)) < reported_rounds:
             raise DataError(
                 f"{self.ledger_path} has {counted_rounds:,} rounds of training, and {self.result_path.name} beside it reports "
-                f"{reported_rounds:,}: ledger and checkpoint were put back to an earlier round; put back the latest ones"
+                f"{reported_rounds:,}: ledger and checkpoint seem to come from an older backup; restore the latest copies of both"
             )
         if begun > len(longer.events):
             raise DataError(
                 f"{self.ledger_path} has {len(longer.events):,} rounds, but {self.participation_path.name} says that nodes were told to "
-                f"train in {begun:,} rounds: ledger and checkpoint were put back to an earlier round; put back the latest ones"
+                f"train in {begun:,} rounds: ledger and checkpoint seem to come from an older backup; restore the latest copies of both"
             )
         if len(longer.events) > 1 and on_flower:  # the participation of a run's first round is saved after its ledger
             check_present(self.participation_path)

@@ -328,8 +328,8 @@ def _check_class_shares(config: RunConfig, targets: Targets, outputs: int) -> No
         )
     if targets in ("class", "ordered") and abs(sum(shares) - 1) > _ROUNDED_SHARES:
         raise ConfigError(
-            f"data.class_shares = {shares} adds up to {sum(shares):.4g}, but the shares of all classes add up to 1: give the share of each "
-            "class, in the order of data.classes, as in [0.9, 0.1] for two classes"
+            f"data.class_shares = {shares} adds up to {sum(shares):.4g}, but the shares of all classes must add up to 1: give the share of "
+            "each class, in the order of data.classes, as in [0.9, 0.1] for two classes"
         )
 
 

@@ -62,7 +62,7 @@ def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> Parame
         if prod(array.shape) * np.dtype(array.dtype).itemsize > len(array.data):
             raise PrivacyError(
                 f"array {name[:_MAX_SHOWN]} has {counted(len(array.data), 'byte')}, fewer than its shape {tuple(array.shape)[:8]} needs: "
-                "state the shape that its values have"
+                "the code that made it must state the shape that its values have"
             )
     names = tuple(arrays) if order is None else tuple(order)
     if sorted(names) != sorted(arrays):

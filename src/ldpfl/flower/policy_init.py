@@ -429,8 +429,8 @@ def _offer_from(config: RunConfig, settings: RunSettings) -> Offer:
     asked = cohort_size(clients.fraction, clients.count)
     if settings.transport in OVER_RELAY and settings.min_clients > asked:
         raise ConfigError(
-            f"ldpfl.min-clients is {settings.min_clients:,}, but a round asks only {asked:,} of clients.count = {clients.count:,}: each "
-            f"node would decline each round. Set ldpfl.min-clients to {asked:,} or fewer, or raise clients.count"
+            f"ldpfl.min-clients is {settings.min_clients:,}, but a round asks only {asked:,} of the {clients.count:,} clients "
+            f"(clients.count), so each node would decline each round. Set ldpfl.min-clients to {asked:,} or fewer, or raise clients.count"
         )
     config = config_for_transport(config, settings.transport, settings.linked, settings.min_clients)
     if not not_loaded:

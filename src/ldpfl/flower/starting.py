@@ -208,13 +208,13 @@ def _load_progress(folder: RunFolder, initial: Checkpoint, layout: ParameterLayo
     done = len(checkpoint.ledger.events)
     if participation.begun < done:
         raise DataError(
-            f"{folder.path} holds round {done}, but its {folder.participation_path.name} counts only {participation.begun} rounds: put "
-            "back the newest copy of this file from a backup, because the run's guarantee needs to know which nodes were asked"
+            f"{folder.path} holds round {done}, but its {folder.participation_path.name} counts only {participation.begun} rounds: "
+            "restore the newest copy of this file, because the run's guarantee needs to know which nodes were asked"
         )
     if participation.begun > done + 1:
         raise DataError(
-            f"the checkpoint in {folder.path} is of round {done}, but nodes were asked up to round {participation.begun}: put back the "
-            "newest checkpoint from a backup, because an earlier one does not count the rounds since then"
+            f"the checkpoint in {folder.path} is of round {done}, but nodes were asked up to round {participation.begun}: restore "
+            "the newest copy of the checkpoint, because an earlier one does not count the rounds since then"
         )
     if participation.begun > done:  # the server was stopped in a round, whose reports it may still receive
         participation.check_terms(terms(participation.terms))

@@ -431,8 +431,8 @@ class LdpStrategy(Strategy):
             self._finish_without_reports(progress)
             raise ProtocolError(f"{fault}. The run has no folder, so it cannot be resumed: remove the cause, and start another run")
         raise ProtocolError(
-            f"{fault}. The relay still has the reports: start the run again to retry, or first drop the round (ldpfl deploy left-open "
-            f"{self._folder.path} --cancel)"
+            f"{fault}. The relay still has the reports. To read them again, resume the run: submit the same app. To give them up, first "
+            f"run ldpfl deploy left-open {self._folder.path} --cancel"
         )
 
     def _finish_without_reports(self, progress: RunProgress) -> None:

@@ -55,12 +55,14 @@ class PublicState:
     def __post_init__(self) -> None:
         dimension = sum(self.sizes)
         if self.round < 1:
-            raise PrivacyError(f"rounds are numbered from 1, got {self.round}; nothing was sent")
+            raise PrivacyError(f"the round's number is {self.round}, expected 1 or more; nothing was sent")
         for vector in (self.weights, self.previous):
             if vector is not None and vector.shape != (dimension,):
-                raise PrivacyError(f"broadcast weights have shape {tuple(vector.shape)}, expected ({dimension},); nothing was sent")
+                raise PrivacyError(f"the broadcast weights have shape {tuple(vector.shape)}, expected ({dimension},); nothing was sent")
             if vector is not None and not is_finite(vector):
-                raise PrivacyError("broadcast weights contain NaN or infinity; nothing was sent")
+                raise PrivacyError(
+                    "the broadcast weights contain NaN or infinity; nothing was sent (begin with finite ones, or lower the learning rate)"
+                )
 
 
 class Reports(Protocol):
@@ -303,7 +305,7 @@ def require_shape(values: Tensor, ranges: LayerRanges) -> Tensor:
         PrivacyError: wrong dtype or shape.
     """
     if values.dtype != torch.float32:
-        raise PrivacyError(f"values have dtype {values.dtype}, expected torch.float32; nothing was sent")
+        raise PrivacyError(f"clients' values have dtype {values.dtype}, expected torch.float32; nothing was sent")
     return require_shape_of_any_dtype(values, ranges)
 
 
@@ -314,7 +316,7 @@ def require_shape_of_any_dtype(values: Tensor, ranges: LayerRanges) -> Tensor:
         PrivacyError: wrong shape.
     """
     if values.dim() != 2 or values.shape[1] != ranges.dimension:
-        raise PrivacyError(f"values have shape {tuple(values.shape)}, expected (clients, {ranges.dimension}); nothing was sent")
+        raise PrivacyError(f"clients' values have shape {tuple(values.shape)}, expected (clients, {ranges.dimension}); nothing was sent")
     return values.detach()
 
 
@@ -337,9 +339,12 @@ def total_clients(reports: Sequence[Reports], ranges: LayerRanges, kind: type) -
     """
     for batch in reports:
         if not isinstance(batch, kind):
-            raise PrivacyError(f"reports are of type {type(batch).__name__}, expected {kind.__name__} for this mechanism")
+            raise PrivacyError(f"reports are of type {type(batch).__name__}, expected {kind.__name__}: give the reports of this mechanism")
         if batch.dimension != ranges.dimension:
-            raise PrivacyError(f"a report has {batch.dimension} weights, but the ranges have {ranges.dimension}: use ranges of this model")
+            raise PrivacyError(
+                f"a report has {batch.dimension} weights, but the clipping ranges have {ranges.dimension}: give the ranges of the model "
+                "that the report is about"
+            )
     clients = sum(batch.clients for batch in reports)
     if clients == 0:
         raise PrivacyError("there are no reports to aggregate, expected at least one")

@@ -54,9 +54,11 @@ class LayerRanges:
             value = _float_array(argument)
             value = np.full(len(self.sizes), value) if value.ndim == 0 else value
             if value.shape != (len(self.sizes),):
-                raise ConfigError(f"range {name} has shape {value.shape}, expected one value for each of {len(self.sizes)} layers")
+                raise ConfigError(
+                    f"the clipping ranges' {name} has shape {value.shape}, expected one value for each of {len(self.sizes)} layers"
+                )
             if not np.isfinite(value).all():
-                raise ConfigError(f"range {name} must be finite, found {_format_few(value[~np.isfinite(value)])}")
+                raise ConfigError(f"the clipping ranges' {name} must be finite, found {_format_few(value[~np.isfinite(value)])}")
             object.__setattr__(self, field, value)
         # A center closer to 0 than the smallest radius becomes 0, because squares of such differences would underflow.
         self.centers[np.abs(self.centers) < 1 / _MAX_RANGE] = 0.0
@@ -118,7 +120,7 @@ class LayerRanges:
         counts = self._count_per_layer(chosen)
         layers = counts > 0  # the layers with a chosen weight
         if not bool(layers.any()):
-            raise ConfigError("no weight is chosen, expected at least one True")
+            raise ConfigError("no weight is chosen: the mask must have at least one True")
         return LayerRanges(self.center[layers], self.radius[layers], tuple(counts[layers].tolist()))
 
     def with_part(self, part: LayerRanges, chosen: Tensor) -> LayerRanges:
@@ -133,7 +135,10 @@ class LayerRanges:
         counts = self._count_per_layer(chosen)
         layers = counts > 0
         if part.sizes != tuple(counts[layers].tolist()):
-            raise ConfigError(f"the part's {len(part.sizes)} layers differ from those of the {int(counts.sum())} chosen weights")
+            raise ConfigError(
+                f"the part has {len(part.sizes)} layers of {part.dimension} weights, which are not the {int(counts.sum())} chosen weights: "
+                "give the mask that the part was made with"
+            )
         center, radius = self.center.clone(), self.radius.clone()  # so that these ranges do not change
         center[layers], radius[layers] = part.center, part.radius
         return LayerRanges(center, radius, self.sizes)
@@ -141,7 +146,9 @@ class LayerRanges:
     def _count_per_layer(self, chosen: Tensor) -> Tensor:
         """Return the number of ``chosen`` weights of each layer, (L,)."""
         if chosen.shape != (self.dimension,) or chosen.dtype != torch.bool:
-            raise ConfigError(f"chosen weights are {chosen.dtype} {tuple(chosen.shape)}, expected torch.bool ({self.dimension},)")
+            raise ConfigError(
+                f"the mask of chosen weights is {chosen.dtype} {tuple(chosen.shape)}, expected torch.bool ({self.dimension},)"
+            )
         chosen_before = torch.cat([torch.zeros(1, dtype=torch.int64), chosen.cumsum(0)])  # number of chosen weights before a coordinate
         layer_ends = torch.tensor(self.sizes).cumsum(0)
         return chosen_before[layer_ends].diff(prepend=chosen_before[:1])
@@ -155,7 +162,9 @@ class LayerRanges:
         Source: LDP-FL, section 3.1: (C_0, R_0) are agreed on "based on prior knowledge" at the start.
         """
         if vector.shape != (sum(sizes),):
-            raise ConfigError(f"the vector has shape {tuple(vector.shape)}, expected ({sum(sizes)},) for all layers together")
+            raise ConfigError(
+                f"the vector that ranges should cover has shape {tuple(vector.shape)}, expected ({sum(sizes)},) for all layers together"
+            )
         layers = vector.detach().double().cpu().split_with_sizes(list(sizes))
         center = torch.stack([(layer.max() + layer.min()) / 2 for layer in layers])
         radius = torch.stack([(layer.max() - layer.min()) / 2 for layer in layers])

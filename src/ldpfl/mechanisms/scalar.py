@@ -181,7 +181,9 @@ class ScalarMechanism(Mechanism):
         clients = total_clients(reports, ranges, DenseReports if count is None else SampledReports)
         for batch in reports:
             if isinstance(batch, SampledReports) and batch.coordinates != count:
-                raise PrivacyError(f"a report has {batch.coordinates} sampled weights, expected {count}: use the same settings for all")
+                raise PrivacyError(
+                    f"a report has {batch.coordinates} sampled weights, expected {count}: use the same settings at clients and server"
+                )
         return clients
 
 

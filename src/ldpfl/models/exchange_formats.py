@@ -59,7 +59,7 @@ def _write_onnx(program: Any, path: Path) -> None:
     finally:
         log.setLevel(level)
     if onnx_program is None:
-        raise ValueError("PyTorch's exporter returned no program")
+        raise ValueError("PyTorch's ONNX exporter returned no program: name the file .pt2, or use another version of PyTorch")
     onnx_program.save(path)
 
 

@@ -337,11 +337,14 @@ class RoundEvent:
         # No single release protects a client: that guarantee follows from all its releases. Bits and pure reports protect no record alone.
         may_protect_part = isinstance(self.release, GaussianRelease | UnprotectedRelease)
         if self.release.unit == "client" or (self.release.unit in _PARTS_OF_CLIENT and not may_protect_part):
-            raise ConfigError(f"round {self.round}: a {type(self.release).__name__} cannot protect a {self.release.unit} as one unit")
+            raise ConfigError(
+                f"{self._release_text}: its unit is {self.release.unit!r}, but a {type(self.release).__name__} does not protect a "
+                f"{self.release.unit} as one unit"
+            )
         if self.sampling == "once" and self.joined > 1:
             raise ConfigError(f"round {self.round}: a client that takes part once cannot have joined {self.joined} rounds")
         if isinstance(self.release, BinaryRelease) and not 1 <= self.release.sampled <= MAX_COUNT:
-            raise ConfigError(f"round {self.round}: sampled is {self.release.sampled}, expected 1 to {MAX_COUNT:.0e} coordinates")
+            raise ConfigError(f"{self._release_text}: sampled is {self.release.sampled}, expected 1 to {MAX_COUNT:.0e} coordinates")
         if self.release.units < 1 or self.linked < 1:
             raise ConfigError(
                 f"round {self.round}: units and linked must be at least 1, got units = {self.release.units} and linked = {self.linked}"
@@ -357,37 +360,44 @@ class RoundEvent:
             raise ConfigError(f"round {self.round}: units, linked, population and round must be at most {MAX_COUNT:.0e} each")
         parameter = self.release.parameter
         if not (parameter > 0 and (isfinite(parameter) or isinstance(self.release, UnprotectedRelease))):
-            name = self.release.mechanism[:40]
-            raise ConfigError(f"round {self.round}: epsilon or mu of the mechanism {name!r} must be positive and finite, got {parameter}")
+            raise ConfigError(f"{self._release_text}: its epsilon or mu must be positive and finite, got {parameter}")
+
+    @property
+    def _release_text(self) -> str:
+        """The beginning of a message on the release: round and mechanism."""
+        return f"round {self.round}, release of the mechanism {self.release.mechanism[:40]!r}"
 
     def _check_fields_of_release(self) -> None:
         """Raise a ConfigError if fields of the release, such as ``blanket``, contradict each other. The release's class explains them."""
         match self.release:
             case BinaryRelease(epsilon=epsilon, realised=float(realised)) if not 0 < realised <= epsilon:
-                raise ConfigError(
-                    f"round {self.round}: the release's realised is {realised}, expected above 0 and at most epsilon = {epsilon:g}"
-                )
+                raise ConfigError(f"{self._release_text}: realised is {realised}, expected above 0 and at most epsilon = {epsilon:g}")
             case PureRelease(epsilon=epsilon, blanket=share) if share is not None and not (
                 isinstance(share, float) and exp(-min(epsilon, 700.0)) <= share < 1
             ):
                 raise ConfigError(
-                    f"round {self.round}: the release's field 'blanket' is {share}, expected {exp(-epsilon):.4g} (e^-epsilon) or more, and "
-                    "below 1"
+                    f"{self._release_text}: blanket is {share}, expected {exp(-epsilon):.4g} (e^-epsilon) or more, and below 1"
                 )
             case PureRelease(signed=True, blanket=share, unit=unit) if share is None or unit != "weight":
                 raise ConfigError(
-                    f"round {self.round}: signed is true, which needs a blanket and the unit 'weight', got blanket {share}, unit {unit!r}"
+                    f"{self._release_text}: signed is true, but blanket is {share} and unit is {unit!r}: state signed only with a "
+                    "blanket and the unit 'weight'"
                 )
             case GaussianRelease(of_part=True, alike=True, unit=unit):
-                raise ConfigError(f"round {self.round}: alike must be false for the unit {unit!r}: sums over records have no common bound")
+                raise ConfigError(
+                    f"{self._release_text}: alike must be false for the unit {unit!r}, because sums over records have no common bound"
+                )
             case GaussianRelease(rate=rate) if not 0 < rate <= 1:
-                raise ConfigError(f"round {self.round}: the sampling rate of records in a release must lie in (0, 1], got {rate}")
+                raise ConfigError(f"{self._release_text}: rate, the sampling rate of records, must lie in (0, 1], got {rate}")
             case GaussianRelease(rate=rate, of_part=False, unit=unit) if rate != 1:
-                raise ConfigError(f"round {self.round}: the sampling rate of records in a release with unit {unit!r} must be 1, got {rate}")
+                raise ConfigError(
+                    f"{self._release_text}: rate, the sampling rate of records, is {rate}, but unit is {unit!r}: only the units 'record' "
+                    "and 'person' allow a rate below 1"
+                )
             case UnprotectedRelease(claimed_epsilon=epsilon, claimed_delta=delta) if not _is_valid_claim(epsilon, delta):
                 raise ConfigError(
-                    f"round {self.round}: claimed_epsilon must be above 0 and claimed_delta in (0, 1), or both left out, got {epsilon} and "
-                    f"{delta}"
+                    f"{self._release_text}: claimed_epsilon must be above 0 and claimed_delta in (0, 1), or both left out, got {epsilon} "
+                    f"and {delta}"
                 )
 
 

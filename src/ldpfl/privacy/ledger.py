@@ -30,6 +30,7 @@ LEDGER_FILE = "ledger.json"
 FORMAT = "ldpfl-ledger"
 VERSION = 3
 
+_IF_CHANGED = "if the file was changed, restore it from a copy"
 _MOST_CLIENTS = 10**9
 _SMALLEST_PARAMETER, _LARGEST_PARAMETER = 1e-15, 1e9
 _IMPOSSIBLE = 1e-15
@@ -127,7 +128,7 @@ class Ledger:
                 links.append(entry.pop("chain", None) if isinstance(entry, dict) else None)
                 events.append(_require_later(events, _event_from_json(entry)))
             except LdpflError as error:
-                raise DataError(f"{origin}, event {index}: {error}") from None
+                raise DataError(f"{origin}, event {index}: {error} ({_IF_CHANGED})") from None
         _check_possible(events, origin)
         _check_chained(events, links, origin)
         return cls(tuple(map(_with_checked_author, events)))
@@ -212,7 +213,7 @@ def _check_possible(events: Sequence[RoundEvent], origin: str) -> None:
                     f"so some client joined more than joined = {event.joined} rounds"
                 )
         if reason:
-            raise DataError(f"{origin}, event {index}: {reason}")
+            raise DataError(f"{origin}, event {index}: {reason} ({_IF_CHANGED})")
         previous = event
 
 

@@ -163,7 +163,7 @@ def _check_headers(headers: Mapping[str, tuple[str, list[int]]], sizes: Sequence
         ValueError: a tensor is missing, unknown, or of another type or shape.
     """
     if not all(type(size) is int and size > 0 for size in sizes):
-        raise ValueError("the checkpoint's field 'sizes' must hold a positive whole number for each layer")
+        raise ValueError("its field sizes must hold a positive whole number for each layer")
     one_per_layer, one_per_weight = ("F64", [len(sizes)]), ("F32", [sum(sizes)])
     expected = {"center": one_per_layer, "radius": one_per_layer, "weights": one_per_weight, **dict.fromkeys(_OPTIONAL, one_per_weight)}
     missing = expected.keys() - headers.keys() - set(_OPTIONAL)

@@ -145,7 +145,7 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
                 raise ValueError(f"{len(line):,} characters, expected at most {MAX_LINE_BYTES:,}")
             entry = from_json(line)
             if not isinstance(entry, dict):
-                raise ValueError("expected an object")
+                raise ValueError("expected a JSON object")
             # A line is a privacy event, an evaluation at clients after an earlier round, or the metrics of a round.
             if "release" in entry:
                 events.append(line)

@@ -672,7 +672,7 @@ def test_a_very_large_model_takes_no_memory_to_say_how_long_its_reports_are() ->
 
 @pytest.mark.parametrize(("bits", "weights"), [([], []), ([1, 1], [1]), ([0], [1]), ([1], [0]), ([[1]], [[1]])])
 def test_units_without_bits_or_weights_are_refused(bits: Any, weights: Any) -> None:
-    with pytest.raises(ConfigError, match=r"of a report.s units|each unit of a report"):
+    with pytest.raises(ConfigError, match=r"a report.s units|each unit of a report"):
         Units(np.array(bits, dtype=np.int64), np.array(weights, dtype=np.int64))
 
 

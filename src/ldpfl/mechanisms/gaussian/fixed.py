@@ -234,7 +234,7 @@ class GeometricSchedule(UniformSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.variant not in ("equal_budget", "paper"):
-            raise ConfigError(f"unknown variant {self.variant!r}: expected equal_budget or paper")
+            raise ConfigError(f"unknown variant {self.variant!r} of {self.name}: expected equal_budget or paper")
         require_positive("rounds", self.rounds)
         if self.participations is not None and not 1 <= self.participations <= self.rounds:
             raise ConfigError(f"participations must lie between 1 and the {self.rounds} rounds, got {self.participations}")

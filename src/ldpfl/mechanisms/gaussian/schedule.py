@@ -39,7 +39,8 @@ class ClientState:
 
     def __post_init__(self) -> None:
         if self.trained.dtype != torch.float32 or self.trained.dim() != 2:
-            raise PrivacyError(f"weights are {self.trained.dtype} {tuple(self.trained.shape)}, expected float32 (K, d); nothing was sent")
+            found = f"{self.trained.dtype} {tuple(self.trained.shape)}"
+            raise PrivacyError(f"trained weights are {found}, expected float32 (clients, weights); nothing was sent")
         for name, rows in {"samples": self.samples, "joined": self.joined, **self.memory}.items():
             if rows.shape[:1] != self.trained.shape[:1]:
                 raise PrivacyError(f"{name} has shape {tuple(rows.shape)}, expected one row a client; nothing was sent")
@@ -175,7 +176,7 @@ def raw_update(public: PublicState, clients: ClientState) -> Tensor:
     """
     if clients.trained.shape[1:] != public.weights.shape:
         shape, expected = tuple(clients.trained.shape), len(public.weights)
-        raise PrivacyError(f"weights have shape {shape}, expected (clients, {expected}); nothing was sent")
+        raise PrivacyError(f"trained weights have shape {shape}, expected (clients, {expected}) as broadcast; nothing was sent")
     return clients.trained - public.weights
 
 

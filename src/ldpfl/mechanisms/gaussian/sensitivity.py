@@ -78,7 +78,7 @@ class Sensitivity:
     def _check_given(self, name: str, value: float | None) -> None:
         """Raise a ConfigError unless the parameter ``name``, which the mode needs, has a positive ``value``."""
         if value is None:
-            raise ConfigError(f"sensitivity mode {self.mode!r} needs {name}")
+            raise ConfigError(f"sensitivity mode {self.mode!r} needs {name}: give a positive number")
         require_positive(name, value)
 
     @property

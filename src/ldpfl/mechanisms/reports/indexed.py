@@ -51,7 +51,9 @@ class IndexedBitReports:
         outside = (index < 0) | (index >= sizes)
         if outside.any():
             row, group = np.argwhere(outside)[0]
-            raise ProtocolError(f"a report names index {index[row, group]} in a group of {sizes[group]} weights")
+            raise ProtocolError(
+                f"a report names index {index[row, group]} in a group of {sizes[group]} weights, expected 0 to {sizes[group] - 1}"
+            )
 
     @property
     def clients(self) -> int:
@@ -108,7 +110,7 @@ class IndexedBitReports:
         """
         sizes = batches[0].group_sizes
         if not all(np.array_equal(batch.group_sizes, sizes) for batch in batches):
-            raise PrivacyError("reports about different groups of weights cannot be shuffled together")
+            raise PrivacyError("reports about different groups of weights cannot be shuffled together: use one model and mechanism")
         pairs = np.concatenate([2 * batch.index + batch.signs for batch in batches])  # (index, sign) as one number
         for start in range(0, sizes.size, _COLUMN_BLOCK):
             block = pairs[:, start : start + _COLUMN_BLOCK]

@@ -67,9 +67,9 @@ class SummedReports:
         """
         first, clients = batches[0], sum(batch.clients for batch in batches)
         if first.mixed:
-            raise PrivacyError("this sum was mixed already, and a sum with noise cannot be mixed again")
+            raise PrivacyError("this sum was mixed already, and noise cannot be added twice: use it as it is")
         if any(batch._kind != first._kind for batch in batches):
-            raise PrivacyError("sums of reports with different dimensions or noise cannot be added up")
+            raise PrivacyError("sums of reports with different dimensions or noise cannot be added up: use one model and mechanism")
         # The sum of all clients' noise is drawn at once: its variance is the sum of theirs.
         noise = np.rint(generator.standard_normal(first.dimension) * (first.noise * sqrt(clients))).astype(np.int64)
         total = torch.stack([batch.total for batch in batches]).sum(dim=0) + torch.from_numpy(noise)
@@ -102,6 +102,6 @@ class SummedReports:
             raise PrivacyError("this sum has no noise yet, so it cannot be read: call mix first")
         if self.dimension != ranges.dimension:
             raise PrivacyError(
-                f"the sum has {self.dimension} weights, but the ranges have {ranges.dimension}: use ranges of the sum's model"
+                f"the sum has {self.dimension} weights, but the clipping ranges have {ranges.dimension}: give the ranges of the sum's model"
             )
         return (ranges.expand()[0] + self.total.double() * (self.scale / self.clients)).float()

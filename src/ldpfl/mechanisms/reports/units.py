@@ -83,8 +83,8 @@ class Units(SeparateUnits):
     def __post_init__(self) -> None:
         if self.bits.ndim != 1 or self.bits.shape != self.weights.shape or not self.bits.size:
             raise ConfigError(
-                f"bits of shape {self.bits.shape} and weights of shape {self.weights.shape} of a report's units: expected (R,) for "
-                "both, R at least 1"
+                f"a report's units have bits of shape {self.bits.shape} and weights of shape {self.weights.shape}, expected (R,) for both, "
+                "with R at least 1"
             )
         if min(self.bits.min(), self.weights.min()) < 1:
             raise ConfigError("each unit of a report must have at least one bit and one weight")

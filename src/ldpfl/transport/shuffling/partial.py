@@ -76,7 +76,8 @@ class PartialPool:
         coordinates = units.unit_ranges(ranges)
         if self.reported.shape != (coordinates.dimension,):
             raise PrivacyError(
-                f"the reports cover {self.reported.numel()} weights, the ranges cover {coordinates.dimension}: both must be of one model"
+                f"the reports cover {self.reported.numel()} weights, but the clipping ranges cover {coordinates.dimension}: give the "
+                "ranges of the model that the reports are about"
             )
         if not bool(self.reported.any()):
             raise PrivacyError("there is no report to aggregate")

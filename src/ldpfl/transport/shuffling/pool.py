@@ -69,5 +69,5 @@ def mix(reports: Sequence[Reports], generator: np.random.Generator) -> ReportPoo
     if not reports or sum(batch.clients for batch in reports) == 0:
         raise PrivacyError("no client sent a report, so there is nothing to shuffle: give the reports of at least one client")
     if len({(type(batch), batch.dimension) for batch in reports}) != 1:
-        raise PrivacyError("reports of different kinds or dimensions cannot be shuffled together")
+        raise PrivacyError("reports of different kinds or dimensions cannot be shuffled together: use one model and mechanism")
     return ReportPool(type(reports[0]).mix(reports, generator))
