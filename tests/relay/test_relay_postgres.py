@@ -887,14 +887,14 @@ def test_the_server_gives_up_a_relay_that_takes_nothing_more(postgres: Postgres)
 
 
 @pytest.mark.slow
-def test_a_silent_relay_does_not_hold_a_round(postgres: Postgres, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two statements the server itself ends its transaction."""
+def test_a_silent_relay_does_not_hold_a_round(postgres: Postgres, clock: Clock) -> None:
+    """Between two statements the server itself ends its transaction, after a minute: here, after 200 ms of this connection alone."""
     place = postgres.new_store()
     store = Store(open_engine(place), clock=clock)
     opened(store)
-    monkeypatch.setitem(session.SETTINGS, "idle_in_transaction_session_timeout", "200ms")
     silent = open_engine(place)
     connection = silent.connect()
+    connection.execute(text("SET idle_in_transaction_session_timeout TO '200ms'"))  # in the transaction that stays open
     connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:what, 0))"), {"what": f"round 1 of {RUN}"})
     store.begin("alice", RUN, 1, upload_id("alice"), terms().upload_bytes)
     connection.invalidate()

@@ -24,7 +24,7 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from ldpfl.errors import ConfigError, LdpflError, error_without_data, first_line
+from ldpfl.errors import ConfigError, LdpflError, error_without_data
 from ldpfl.simulation.shares import Collected, collect, one_thread
 
 ANY_CLUSTER = "ray"
@@ -113,10 +113,16 @@ def _connect(where: str, folder: Path) -> None:
         ray.init(address, log_to_driver=False, logging_level="critical", **new_cluster)
     except Exception as error:
         raise LdpflError(
-            f"no Ray cluster can be used at {address!r} ({type(error).__name__}: {first_line(error)}): check that it runs, that this "
+            f"no Ray cluster can be used at {address!r} ({_what_and_why(error)}): check that it runs, that this "
             "machine reaches it, that Ray and Python have the same versions there and here, and, where the cluster asks for a token, that "
             "RAY_AUTH_MODE=token is set here and ~/.ray/auth_token holds the cluster's token"
         ) from error
+
+
+def _what_and_why(error: Exception) -> str:
+    """Return an error's type and its text without the traceback that a server of Ray puts between the first line and the last."""
+    lines = str(error).strip().splitlines()
+    return " ".join([f"{type(error).__name__}:", *lines[:1], *lines[1:][-1:]])
 
 
 def _address(where: str) -> str:
