@@ -222,6 +222,18 @@ def test_intervals_of_bins_hold_although_only_large_ones_are_shown(records: int,
     assert shown == 0 if times < 1 else held >= 0.88 * shown > 0
 
 
+@pytest.mark.parametrize(("share", "bounds"), [(-0.4, (0.0, 0.3)), (1.4, (0.7, 1.0))])
+def test_a_bin_whose_share_noise_moved_out_of_bounds_has_an_interval_and_no_point(share: float, bounds: tuple[float, float]) -> None:
+    scores, records = RecordScores("class", 3, 5.0), 1000
+    first, sums = NUMBERS + scores.cells, np.full(scores.size, -1e6)  # no other bin is shown
+    sums[[first + 4, first + BINS + 4]] = scores.weights.bin * records * np.array([1 - share, share])
+    noise = scores.weights.bin * 100
+    (row,) = ClientFigures(scores, NoisySum(sums, noise), records).calibration()
+    assert row["low"] >= bounds[0]
+    assert row["high"] <= bounds[1]
+    assert row["high"] - row["low"] > 0.2
+
+
 @pytest.mark.thorough
 def test_without_noise_the_figures_are_those_of_the_clients() -> None:
     """A bit at epsilon 30 is never flipped here, and for one record each nothing is rounded but losses and the bins of scores."""

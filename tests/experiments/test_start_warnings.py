@@ -12,6 +12,7 @@ import pytest
 from conftest import CommandLine
 from ldpfl import api
 from ldpfl.experiments.public_figures import public_caveats
+from ldpfl.experiments.start_warnings import FEW_OUTCOMES
 
 SETTINGS: dict[str, Any] = {"data.bounds": {"age": [0, 100]}, "data.classes": ["no", "yes"], "clients.count": 4, "training.rounds": 1}
 HOW: dict[str, Any] = {"target": "ill", "baseline": False, "progress": False, "seed": 1}
@@ -120,3 +121,50 @@ def test_names_of_clients_that_may_be_one_client_are_said(names: list[str], said
     found = [line for line in run.to_dict()["caveats"] if "two clients have similar names" in line]
     assert [all(repr(name) in line for name in names) for line in found] == [True] * said
     assert public_caveats(run.config, found) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "target", "fault", "said"),
+    [
+        ("classification", "ill", {"ill": "no"}, "0 rows with the class 'yes'"),
+        ("classification", "stage", {"stage": "b"}, "0 rows with the class 'a', 0 rows with the class 'c'"),
+        ("ordinal", "stage", {"stage": "b"}, "0 rows with the class 'a', 0 rows with the class 'c'"),
+        ("multilabel", ["one", "two"], {"two": 0}, "0 rows with the label 'two'"),
+        ("survival", ["days", "one"], {"one": 0}, "0 rows with the event"),
+        ("regression", "days", {"days": 3.0}, "0 rows with another value than the commonest"),
+        ("poisson", "visits", {"visits": 2}, "0 rows with another value than the commonest"),
+    ],
+)
+def test_test_rows_without_an_outcome_are_said(tmp_path: Path, task: str, target: Any, fault: dict[str, Any], said: str) -> None:
+    """The note is private, as the rows are. Figures of two classes that compare them are left out."""
+    generator, count = np.random.default_rng(1), 300
+    frame = pd.DataFrame(
+        {
+            "age": generator.integers(0, 100, count),
+            "ill": generator.choice(["no", "yes"], count),
+            "stage": generator.choice(["a", "b", "c"], count),
+            "one": generator.integers(0, 2, count),
+            "two": generator.integers(0, 2, count),
+            "days": generator.uniform(1, 50, count).round(1),
+            "visits": generator.poisson(3, count),
+        }
+    )
+    classes = {"ill": ["no", "yes"], "stage": ["a", "b", "c"]}.get(str(target), [])
+    settings = {"clients.count": 3, "training.rounds": 1, "data.columns": ["age"], "data.classes": classes}
+    how = {"target": target, "task": task, "baseline": False, "progress": False, "seed": 1, "target_epsilon": 20.0}
+    frame.iloc[200:].assign(**fault).to_csv(tmp_path / "test.csv", index=False)
+    frame.iloc[200:].to_csv(tmp_path / "sound.csv", index=False)
+    notes = {}
+    for file in ("test.csv", "sound.csv"):
+        result = api.run(data=frame.iloc[:200], settings={**settings, "data.test_path": str(tmp_path / file)}, **how)
+        notes[file] = [note for note in result.to_dict()["caveats"] if note.startswith(FEW_OUTCOMES)]
+        if file == "test.csv":
+            assert not any(note.startswith(FEW_OUTCOMES) for note in public_caveats(result.config, list(result.to_dict()["caveats"])))
+            assert "Nobody scored the model" not in str(result)
+            if target == "ill":
+                assert set(result.scores) == {"Brier score", "mean predicted risk", "observed share", "specificity at 0.5"}
+            assert "macro F1" not in result.scores or task == "multilabel"
+    assert notes["sound.csv"] == []
+    (note,) = notes["test.csv"]
+    assert f"some outcomes are missing or rare among its 100 rows ({said})." in note
+    assert "Give at least 10 rows of each outcome in data.test_path" in note

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ldpfl.simulation.local_training import measured
 from ldpfl.tasks import unusable, weighted_metrics
 from ldpfl.tasks.outcomes import appended_times, median_class, positive_count, survival_probabilities
 from ldpfl.tasks.survival import horizon
-from ldpfl.tasks.weighted_metrics import Floats, WeightedFigures
+from ldpfl.tasks.weighted_metrics import ACCURACY, AT_BASE_RATE, COMMONEST, KAPPA, MACRO_F1, OBSERVED, PPV, Floats, WeightedFigures
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +98,20 @@ def evaluate_outputs(federation: Federation, outputs: Tensor, targets: Tensor, s
     equality.update(outputs)
     classes = _PREDICTED_CLASSES[name](outputs).numpy() if name in _PREDICTED_CLASSES else None
     all_scores = {**weighted_metrics.figures_of_all_rows(figures, len(observed)), **scores}
+    if name in ("classification", "ordinal") and len(observed) and (observed == observed[0]).all():
+        all_scores = _without_comparisons(all_scores)
     return EvaluatedModel(all_scores, predicted, observed, metrics_function, figures, constant=equality.all_equal, classes=classes)
+
+
+def _without_comparisons(scores: Mapping[str, float]) -> dict[str, float]:
+    """Return the ``scores`` of rows that all have one class, without those that mean nothing, since they compare classes.
+
+    The accuracy of two classes is left out, since it equals the specificity or the sensitivity at 0.5. For more classes it is the main
+    metric and stays.
+    """
+    dropped = {COMMONEST, MACRO_F1, KAPPA} | ({ACCURACY} if OBSERVED in scores else set())
+    names = [name for name in scores if name not in dropped and not name.startswith(PPV) and not name.endswith(f" at {AT_BASE_RATE}")]
+    return {name: scores[name] for name in names if isfinite(scores[name])}
 
 
 _PREDICTED_CLASSES: Mapping[str, Callable[[Tensor], Tensor]] = {

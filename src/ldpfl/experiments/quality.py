@@ -72,7 +72,7 @@ def quality_entries(
     - ``extreme``, ``narrow``: probabilities are far too close to 0 and 1, or to each other.
     - ``off``: the interval of the mean prediction does not meet the interval of the observed mean.
     - ``chance``: the main metric is no better than chance.
-    - ``unsure``: the main metric has a wide interval, or too few rows have the event.
+    - ``unsure``: the main metric has a wide interval.
     - ``one_class``: outputs differ, but the predicted class of all rows is the same. Then ``threshold`` is a risk from which about as many
       rows are flagged as have the event.
 
@@ -99,10 +99,7 @@ def quality_entries(
         entries["intervals"] = intervals
     entries |= {"off": _means_that_differ(intervals), "one_class": _only_predicted_class(evaluated, class_names)}
     entries["chance"] = _no_better_than_chance(federation.task.task.metric, evaluated, intervals)
-    if federation.task.task.metric in unsure_metrics and row_count >= MIN_SITE_ROWS:  # another note tells of fewer rows
-        entries["unsure"] = entries["intervals_note"]
-    else:
-        entries["unsure"] = "" if entries["chance"] else _wide_interval(federation.task.task.metric, evaluated, intervals)
+    entries["unsure"] = "" if entries["chance"] else _wide_interval(federation.task.task.metric, evaluated, intervals)
     if not entries["chance"]:
         entries |= _slope_findings(evaluated.scores, intervals)
     if evaluated.is_of_times:

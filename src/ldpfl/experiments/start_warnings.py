@@ -1,7 +1,7 @@
 """Warnings about a run before its first round.
 
-They depend on settings and numbers of rows, which are public. The notes on the scale of inputs, and on clients with rows of one class,
-depend on private rows as well. Only a simulation prints these two, and they are not published.
+They depend on settings and numbers of rows, which are public. The notes on the scale of inputs, on clients with rows of one class, and on
+outcomes of test rows depend on private rows as well. Only a simulation prints these three, and they are not published.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from ldpfl.data import Dataset
 from ldpfl.data.holding_out import TEST_SHARE
 from ldpfl.data.persons import normalise_text
 from ldpfl.data.samples import Division
+from ldpfl.errors import printable
 from ldpfl.experiments.config import ClientsConfig, RunConfig
+from ldpfl.experiments.dataset import target_kind_of
 from ldpfl.experiments.planning.evaluation_noise import server_sees_senders
-from ldpfl.experiments.quality import MIN_SITE_ROWS
+from ldpfl.experiments.quality import MIN_EVENTS, MIN_SITE_ROWS
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 
 SCALE = "the inputs may be on a wrong scale"
@@ -29,6 +31,9 @@ SIMILAR = "two clients have similar names,"
 
 SINGLE_CLASS = "clients have rows of one class each"
 """Start of the note on clients whose rows all have the same class. The note reveals a property of private rows."""
+
+FEW_OUTCOMES = "the test set cannot show how good the model is"
+"""Start of the note on outcomes that no test row has, or too few. The note reveals a property of private rows."""
 
 _MAX_RMS, _MIN_RMS = 4.0, 0.25
 """A warning is given if the root mean square of the inputs lies outside these bounds. About 1 is expected."""
@@ -43,6 +48,7 @@ def start_warnings(config: RunConfig, data: Dataset, division: Division) -> Iter
         yield from _made_up_clients_warnings(config, data, division)
         yield from _stated_records_warnings(config, division)
         yield from _few_rows_warnings(config, data)
+        yield from _test_outcome_warnings(config, data)
         yield from _scale_warnings(config, data)
         yield from _one_class_warnings(config, data, division)
         yield from _similar_clients_warnings(data)
@@ -109,6 +115,56 @@ def _few_rows_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
             f"{len(data.train):,} rows to train on and {rows:,} to measure on are too few: figures of a model say something from "
             f"{MIN_SITE_ROWS} test rows on, and intervals need 10 of each class; give {needed}"
         )
+
+
+def _test_outcome_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
+    """Yield a warning if a user's own test rows all have one outcome, or too few rows have one of several outcomes.
+
+    Figures such as the AUROC then have no value or no interval, and the accuracy says nothing.
+    """
+    rows, settings = len(data.test), config.data
+    if not settings.brought or settings.evaluate_on == "clients" or rows < MIN_SITE_ROWS:  # few rows have a warning of their own
+        return
+    counts = _count_outcomes(config, data)
+    few = [name for name, count in counts.items() if count < MIN_EVENTS]
+    if not few:
+        return
+    unit = "rows" if data.test_persons is None else "persons"
+    found = ", ".join(f"{counts[name]:,} {unit} with {printable(name)}" for name in few[:_MAX_NAMED])
+    more = f" and {len(few) - _MAX_NAMED:,} more outcomes" if len(few) > _MAX_NAMED else ""
+    source = "in data.test_path" if settings.test_path else "by a file of test rows (data.test_path)"
+    yield (
+        f"{FEW_OUTCOMES}: some outcomes are missing or rare among its {rows:,} rows ({found}{more}). Figures that compare outcomes, such "
+        f"as the AUROC or the accuracy, then say little or nothing. Give at least {MIN_EVENTS} {unit} of each outcome {source}"
+    )
+
+
+def _count_outcomes(config: RunConfig, data: Dataset) -> dict[str, int]:
+    """Return the number of test rows (or persons, if the data name them) with each outcome that figures need, by the outcome's name."""
+    targets, kind = data.test.targets.cpu(), target_kind_of(config)
+    names = data.classes if data.encoder is None else data.encoder.classes
+    if kind in ("class", "ordered") and targets.dim() == 1:
+        class_count = data.outputs + (kind == "ordered")  # ordered classes have one output less
+        masks = {f"the class {names[c] if c < len(names) else c!r}": targets == c for c in range(class_count)}
+    elif kind == "classes" and targets.dim() == 2:
+        labels = names if len(names) == targets.shape[1] else config.data.target_names if config.data.target else ()
+        columns = [labels[place] if place < len(labels) else str(place) for place in range(targets.shape[1])]
+        masks = {f"the label {name!r}": targets[:, place] > 0 for place, name in enumerate(columns)}
+        masks |= {f"no label {name!r}": targets[:, place] == 0 for place, name in enumerate(columns)}
+    elif kind == "survival":
+        masks = {"the event": targets[:, -1] > 0}  # the last column is the event
+    elif kind in ("number", "count") and targets.dim() == 1:
+        is_commonest = targets == targets.mode().values
+        masks = {"another value than the commonest": ~is_commonest}
+    else:
+        masks = {}
+    if data.test_persons is None:
+        return {name: int(mask.sum()) for name, mask in masks.items()}
+    return {name: len(set(data.test_persons[mask.numpy()].tolist())) for name, mask in masks.items()}
+
+
+_MAX_NAMED = 5
+"""Maximum number of outcomes that the warning on test rows names."""
 
 
 def _scale_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:

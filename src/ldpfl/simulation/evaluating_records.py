@@ -372,6 +372,7 @@ def _share_interval(part: float, count: float, noise: float) -> tuple[float, flo
     (part - p count)^2 = N ((1 - p)^2 + p^2) + R p (1 - p). N is 1.96^2 times the variance of the noise, widened by _SELECTION_FACTOR, and R
     is 1.96^2 count.
     """
+    part = min(max(part, 0.0), count)  # else noise may have moved it so far that no share lies within 1.96 deviations
     n, r = (1.96 * _SELECTION_FACTOR * noise) ** 2, 1.96**2 * count
     # The coefficients of p^2 and of -p, and the constant.
     square, linear, constant = count**2 + r - 2 * n, 2 * part * count + r - 2 * n, part**2 - n
