@@ -340,7 +340,7 @@ def test_a_page_that_is_handed_on_leaves_out_what_is_not_covered(run: Path, ldpf
     public = Path("public.html").read_text()
     scores = {format_score(result["metric"], score) for score in (*result["score_per_round"], *result["noise_free_score_per_round"])}
     long = {score for score in scores if len(score) > 4}  # a short one, as 0.5, is said of other things too
-    for said in (*long, "without noise", "records clipped", "s of training", "rows.csv"):
+    for said in (*long, "without noise", "gradients clipped", "s of training", "rows.csv"):
         assert said in whole, said
         assert said not in public, said
     assert "Left out, because the guarantee does not cover it: scores, which were measured on rows that are not protected" in public

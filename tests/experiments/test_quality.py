@@ -136,7 +136,7 @@ def test_what_no_guarantee_covers_is_left_out_of_what_is_handed_on(kept: ldpfl.R
     for name in ("event", "risks", "clipped_records_per_round", "score"):
         assert public[name] is None, name
     own, handed_on = page([folder.path]), page([folder.path], public=True)
-    for said in ("How good it is", "records clipped", "nobody died", "Calibration in figures"):
+    for said in ("How good it is", "gradients clipped", "nobody died", "Calibration in figures"):
         assert said in own
         assert said not in handed_on
 

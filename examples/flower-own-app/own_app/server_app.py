@@ -21,7 +21,7 @@ def main(grid: Grid, context: Context) -> None:
     asked = {name.removeprefix("ldpfl."): value for name, value in context.run_config.items()}
     relay = None
     if asked["transport"] == "relay":
-        relay = operator_relay(linked=asked["linked"], min_clients=asked["min-clients"], window_s=120)
+        relay = operator_relay(linked=asked["linked"], min_clients=asked["min-clients"], window_s=asked["window-s"])
     out = Path(asked["out"])
     strategy = LdpStrategy(
         read_config(Path(__file__).with_name("config.toml")),

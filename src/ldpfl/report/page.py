@@ -346,7 +346,7 @@ def _environment_facts(config: RunConfig, result: dict[str, Any], kind: Kind, le
     if not config.data.brought and kind is not Kind.OWN_APP:
         yield "data", f"{public_name(config.data.name)}, fingerprint {result.get('data_fingerprint', '-')}"
     if clipped := clipped_records(result):
-        yield "records clipped", clipped
+        yield "gradients clipped", clipped
     if settings := chosen_settings(result):
         yield "chosen by auto", settings
     yield "mechanism", config.mechanism.name

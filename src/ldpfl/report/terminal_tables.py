@@ -78,7 +78,7 @@ def result_table(result: dict[str, Any]) -> Table:
         table.add_row("weights that got noise", f"{noise['protected_fraction']:.1%}")
         table.add_row("epsilon as papers add it up", f"{_number_or_dash(noise['paper_epsilon'])}: the guarantee is below")
     if clipped := clipped_records(result):
-        table.add_row("records clipped", clipped)
+        table.add_row("gradients clipped", clipped)
     if settings := chosen_settings(result):
         table.add_row("chosen by auto", settings)
     table.add_row("time", Text(f"{result['seconds']:.1f} s on {result['device']}"))
