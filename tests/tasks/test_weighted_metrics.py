@@ -141,8 +141,8 @@ def test_rows_of_one_person_are_drawn_together() -> None:
     once, alike = weighted_metrics.two_class_figures(told, seen), weighted_metrics.two_class_figures(told[whose], seen[whose])
     for name, (low, high) in weighted_metrics.confidence_intervals(once, 200, seed=1).items():
         assert weighted_metrics.confidence_intervals(alike, 2000, seed=1, person_of_row=whose)[name] == pytest.approx(
-            (low, high), abs=2e-3
-        ), name  # of shares, n / (n - 1) of the persons makes a small difference
+            (low, high), abs=6e-3
+        ), name  # of shares, the variance that is estimated from persons makes a small difference
     narrow, wide = (np.ptp(weighted_metrics.confidence_intervals(alike, 2000, seed=1, person_of_row=of)["AUROC"]) for of in (None, whose))
     assert wide > 2 * narrow
 
@@ -191,6 +191,22 @@ def test_a_share_s_interval_covers_with_few_persons_of_many_rows(persons: int) -
         hits = (drawn.random(persons * 40) < drawn.beta(1.5, 1.5, persons)[whose]).astype(float)
         low, high = weighted_metrics.share_interval(hits, whose)
         covered += low <= 0.5 <= high
+    assert covered >= 445
+
+
+@pytest.mark.parametrize(("persons", "share"), [(20, 0.5), (30, 0.3), (100, 0.3)])
+def test_a_share_s_interval_covers_with_very_unequal_persons(persons: int, share: float) -> None:
+    """In 500 draws, at least 89 % of the intervals hold the true share. False alarms: below 1e-6 at a coverage of 95 %.
+
+    Of 30 persons, one has a fifth of the rows. Intervals of the normal distribution, with the plain variance over persons, cover 84 %.
+    """
+    drawn, covered = np.random.default_rng(persons), 0
+    for _ in range(500):
+        rows_of_person = np.ceil(5 * np.exp(1.5 * drawn.normal(size=persons))).astype(int)
+        whose = np.repeat(np.arange(persons), rows_of_person)
+        hits = (drawn.random(whose.size) < drawn.beta(2 * share, 2 * (1 - share), persons)[whose]).astype(float)
+        low, high = weighted_metrics.share_interval(hits, whose)
+        covered += low <= share <= high
     assert covered >= 445
 
 

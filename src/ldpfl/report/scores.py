@@ -248,7 +248,7 @@ def noise_unit_sentence(result: Mapping[str, Any]) -> str:
 
 
 def clipped_records(result: Mapping[str, Any]) -> str:
-    """Return the shares of gradients, of a record or a person each, that were clipped in the first and last round; empty if only clients know them."""
+    """Return the shares of gradients (of records or persons) clipped in the first and last round; empty if only clients know them."""
     shares = [share for share in result.get("clipped_records_per_round") or () if share is not None]
     if not shares:
         return ""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, softmax, xlogy
+from scipy.special import expit, softmax, stdtrit, xlogy
 
 from ldpfl.tasks.survival import brier_errors, count_comparable_pairs
 
@@ -361,16 +361,21 @@ def share_interval(hits: NDArray[Any], person_of_row: NDArray[np.int64] | None =
     whose rows are all equal.
     """
     share, effective_rows = float(hits.mean()), float(hits.size)
+    quantile = 1.959964  # of the normal distribution, 0.975
     if person_of_row is not None:
-        persons = np.unique(person_of_row).size
-        too_few = min(hits.sum(), (1 - hits).sum()) < _MIN_HITS or persons < _MIN_PERSONS
-        # With equal rows, a person of m rows deviates by m times as much as one row. With ones, the effect is sum m^2 / sum m.
-        deviations = np.ones(hits.size) if too_few else hits - share
-        effect = (np.bincount(person_of_row, deviations) ** 2).sum() / (deviations**2).sum()
-        # A variance that is estimated from persons is divided by persons - 1.
-        effective_rows /= max(1.0, effect if too_few else effect * persons / (persons - 1))
+        rows_of_person = np.bincount(person_of_row)
+        persons = np.count_nonzero(rows_of_person)
+        alike_effect = (rows_of_person**2).sum() / hits.size  # if the rows of each person are equal, so that m rows deviate m times as far
+        if min(hits.sum(), (1 - hits).sum()) < _MIN_HITS or persons < _MIN_PERSONS:
+            effective_rows /= alike_effect
+        else:
+            # A person with a large part of the rows moves the share towards its own rows, and so deviates too little.
+            deviations = np.bincount(person_of_row, hits - share) / (1 - rows_of_person / hits.size)
+            effective_rows /= max(1.0, (deviations**2).sum() / ((hits - share) ** 2).sum())
+            # The variance is estimated from persons, of whom few count if they have most of the rows (Kish's effective number).
+            quantile = float(stdtrit(max(1.0, hits.size / alike_effect - 1), 0.975))
     # Wilson's score interval for a share of n independent rows, both ends multiplied by 1 + z^2 / n.
-    z_squared = 1.959964**2  # square of the normal quantile 0.975
+    z_squared = quantile**2
     middle = share + z_squared / (2 * effective_rows)
     half = sqrt(z_squared * (share * (1 - share) / effective_rows + z_squared / (4 * effective_rows**2)))
     scale = 1 + z_squared / effective_rows
