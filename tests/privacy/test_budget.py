@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
-from math import exp
+from math import exp, inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -685,13 +685,16 @@ def test_hundreds_of_rounds_are_one_line_to_the_accountant(path: Path, monkeypat
 
 
 @pytest.mark.slow
-def test_a_budget_of_nothing_does_not_fix_the_rule_for_ever(tmp_path: Path) -> None:
+def test_the_rule_of_counting_is_fixed_by_the_first_charge_and_not_before(tmp_path: Path) -> None:
     path = tmp_path / "own.sqlite"
-    set_limit(path, 0.0, 1e-5)
-    set_limit(path, 50.0, 1e-5)
-    assert read_books(path).order == filter_order(50.0, 1e-5)
+    for limit in (0.0, 20.0, 50.0):
+        set_limit(path, limit, 1e-5)
+        assert read_books(path).order == (filter_order(limit, 1e-5) if limit else inf)
+    assert len(read_books(path).granted) == 1
+    Budget(path, POLICY).charge(request(1))
     set_limit(path, 80.0, 1e-5)
     assert read_books(path).order == filter_order(50.0, 1e-5)
+    assert [grant.limit.epsilon for grant in read_books(path).granted] == [50.0, 80.0]
 
 
 # --- what a relay hides -----------------------------------------------------------------------------------------------

@@ -160,7 +160,10 @@ class Books:
 
     @property
     def order(self) -> float:
-        """Rényi order of the privacy filter. The first budget with a delta above 0 fixes it: by the filter's proof it may not change."""
+        """Rényi order of the privacy filter, which the first listed budget with a delta above 0 fixes.
+
+        By the filter's proof it may not change once a report was charged.
+        """
         orders = (filter_order(grant.limit.epsilon, grant.limit.delta) for grant in self.granted)
         return next((order for order in orders if order < inf), inf)
 
@@ -220,7 +223,9 @@ def read_charges(path: Path) -> tuple[Charged, ...]:
 
 
 def set_limit(path: Path, epsilon: float, delta: float | None = None) -> Books:
-    """Set the budget in the file ``path``, and create the file if it is missing. Earlier budgets stay listed.
+    """Set the budget in the file ``path``, and create the file if it is missing.
+
+    Earlier budgets stay listed once a report was charged, because the first of them decides how reports are counted.
 
     Without ``delta``, an existing file keeps its delta, and a new file gets :data:`~ldpfl.privacy.accounting.DELTA`.
 
@@ -232,8 +237,11 @@ def set_limit(path: Path, epsilon: float, delta: float | None = None) -> Books:
     if not os.path.lexists(path):
         return _create(path, limit)
     with budget_transaction(path, write=True) as connection:
+        books = read_open_books(connection)
         if delta is None:
-            limit = Limit(epsilon, read_open_books(connection).limit.delta)
+            limit = Limit(epsilon, books.limit.delta)
+        if not books.charges:
+            connection.execute("DELETE FROM limits")
         _store_limit(connection, limit)
         return read_open_books(connection)
 
