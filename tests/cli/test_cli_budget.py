@@ -191,7 +191,7 @@ def test_raising_a_used_budget_says_that_its_first_limit_decides_how_reports_cou
     set_limit(FILE, 4.33, 1e-5)
     assert "still counted" not in ldpfl("budget", "set", "--file", FILE, "--epsilon", "50").out  # unused
     charge()
-    assert "tight near the budget of the first report, epsilon 50" in ldpfl("budget", "set", "--file", FILE, "--epsilon", "60").out
+    assert "tight near the budget at the first report, epsilon 50" in ldpfl("budget", "set", "--file", FILE, "--epsilon", "60").out
     assert "still counted" not in ldpfl("budget", "set", "--file", FILE, "--epsilon", "55").out  # lowered
 
 

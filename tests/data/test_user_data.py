@@ -446,8 +446,8 @@ def test_a_forward_that_gives_no_finite_gradient_is_told_what_to_do(forward: str
         encoding="utf-8",
     )
     Path("rows.csv").write_text("age,sick\n" + "40,yes\n70,no\n" * 50, encoding="utf-8")
-    (note,) = json.loads(ldpfl("check", "nets.py:Net", "--data", "rows.csv", "--target", "sick", "--json").out)["notes"]
-    assert "has a gradient that is NaN or infinite" in note
+    notes = json.loads(ldpfl("check", "nets.py:Net", "--data", "rows.csv", "--target", "sick", "--json").out)["notes"]
+    (note,) = [note for note in notes if "has a gradient that is NaN or infinite" in note]
     assert "Look in forward and in the loss for log, sqrt, exp or a division" in note
 
 

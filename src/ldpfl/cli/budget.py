@@ -101,8 +101,9 @@ def set_(
     is_raised = len(books.granted) > 1 and books.limit.epsilon > books.granted[-2].limit.epsilon
     if books.charges and is_raised and isfinite(books.order):  # an infinite order means pure sums, which count the same for any limit
         note = (
-            f"reports are still counted by a bound that is tight near the budget of the first report, {_limit_text(books, index=0)}. Under a "
-            "far larger budget it exceeds the epsilon that ldpfl ledger computes (docs/budget.md). ldpfl budget show prints how many rounds are left"
+            "reports are still counted by a bound that is tight near the budget at the first report, "
+            f"{_limit_text(books, index=0)}. Under a far larger budget it exceeds the epsilon that ldpfl ledger computes (docs/budget.md). "
+            "ldpfl budget show prints how many rounds are left"
         )
         terminal().print(Text(note), soft_wrap=True)
 
