@@ -95,6 +95,21 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(base: Path, tmp_path: Path
         ldpfl.predict(finished, texts(3), model=str(other))
 
 
+@pytest.mark.slow
+def test_a_folder_s_tokenizer_is_not_asked_for_at_the_hub(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder may be somebody else's, who would see who predicts."""
+    finished = tmp_path / "run"
+    ldpfl.run(data=texts(40), target="label", model=str(base), adapter="lora", length=16, folder=finished, **SMALL)
+    path = finished / "encoding.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"data": json.loads(path.read_text())["data"] | {"tokenizer": "hf:a/b"}}))
+    with monkeypatch.context() as online:
+        online.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        with pytest.raises(ConfigError, match=r"reads texts by the tokenizer hf:a/b, which is no folder here.*HF_HUB_OFFLINE=1"):
+            ldpfl.predict(finished, texts(3))
+    with pytest.raises(ConfigError, match="tokenizer 'hf:a/b' cannot be loaded"):
+        ldpfl.predict(finished, texts(3))
+
+
 def without(pattern: str) -> Any:
     def change(folder: Path) -> None:
         for path in folder.glob(pattern):

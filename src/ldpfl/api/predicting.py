@@ -19,7 +19,7 @@ from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.model_file import ModelFile, check_no_personal_layers
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.util.files import check_suffix, write_text
-from ldpfl.util.user_code import named_model
+from ldpfl.util.user_code import PRETRAINED, import_library, named_model
 
 if TYPE_CHECKING:
     import pandas
@@ -54,8 +54,8 @@ def predict(
 
     Raises:
         ConfigError: the folder has no model that predicts rows, or some layers stayed at the clients; or the model was a Python object or
-            is code, and ``model`` is missing; or ``threshold`` is given and the model does not have two classes; or ``id_column`` is given
-            and the model is not of a table.
+            is code, and ``model`` is missing; or its tokenizer would be asked for at the hub; or ``threshold`` is given and the model does
+            not have two classes; or ``id_column`` is given and the model is not of a table.
         DataError: a file is damaged; or a column is missing, or a value does not fit.
     """
     source = RunFolder(Path(folder))
@@ -77,7 +77,24 @@ def predict(
         raise ConfigError(
             f"rows has the type {type(rows).__name__}, but the model was trained on a table: give a data frame, a file or a folder"
         )
-    return predict_rows(encoder, described.module(source.model_path, model), rows, threshold, id_column)
+    module = described.module(source.model_path, model)
+    _check_tokenizer_is_here(encoder.data.tokenizer, model)
+    return predict_rows(encoder, module, rows, threshold, id_column)
+
+
+def _check_tokenizer_is_here(tokenizer: str, model: str | nn.Module | None) -> None:
+    """Raise a :class:`ConfigError` if ``tokenizer`` would be read from the hub, and the caller did not name it as ``model``.
+
+    The folder that names it may be somebody else's, who would learn who predicts with it, and when.
+    """
+    name = tokenizer.removeprefix(PRETRAINED)
+    if not tokenizer or tokenizer == model or Path(name).is_dir() or import_library("huggingface_hub").constants.HF_HUB_OFFLINE:
+        return
+    raise ConfigError(
+        f"this model reads texts by the tokenizer {tokenizer}, which is no folder here, and asking the Hugging Face hub for it tells "
+        "others that you use the model: set HF_HUB_OFFLINE=1 in the environment to use a copy that was downloaded before. If it is the "
+        f"tokenizer of the model's base, you may also give --model {tokenizer}, which asks the hub"
+    )
 
 
 def predict_csv(
