@@ -49,7 +49,7 @@ def refuse_code_of_file(file: str | Path, config: RunConfig, changes: Sequence[s
     The file may be somebody else's, and nobody expects a plan or an account to run a program.
 
     Raises:
-        ConfigError: only the file names code.
+        ConfigError: the file names code to import, and ``changes`` do not name it as well.
     """
     data = config.data
     names_by_key = {

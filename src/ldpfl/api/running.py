@@ -145,11 +145,11 @@ def training_cost(
     """Estimate how long a run takes on this machine and how much memory it needs, from a few of its steps. The arguments are :func:`run`'s.
 
     Raises:
-        ConfigError: there is no such recipe or setting, a setting does not fit, only the file names code, or the model is solved for
-            without steps.
+        ConfigError: there is no such recipe or setting; a setting does not fit; the config file names code to import, and ``settings`` do
+            not name it as well; or the model is solved for without steps.
         LdpflError: the data or the model does not fit.
     """
-    config = config_for_call(run, what, settings, {})
+    config = config_for_call(run, what, settings, {})  # the arguments are checked as those of `run`
     if not isinstance(what, RunConfig):
         refuse_code_of_file(what, config, setting_texts(settings))
     if config.training.method == "least-squares":

@@ -571,16 +571,19 @@ class Examination:
     def _agreement_check(self) -> Check:
         """Compare the mean of all estimates with the aggregate of the same reports, received in three batches.
 
-        The figure is the largest difference in a layer, relative to the layer's largest estimate.
+        If payloads cannot be read, there is a single batch. The figure is the largest difference in a layer, relative to the largest
+        estimate of that layer.
         """
         bench = self.tall_bench
         sent, payloads = bench.send(0.7)  # any position inside the range would do
         reports = bench.receive(sent, payloads)
         third = ceil(len(payloads) / 3)
         parts = [payloads[start : start + third] for start in range(0, len(payloads), third)]
+        # After an error of reading, `receive` returns all reports as they were sent, whichever payloads it is given.
         batches = [reports] if bench.read_error else [bench.receive(sent, part) for part in parts]
         estimates = self.mechanism.decode(reports, bench.ranges).double()
         differences = (self.mechanism.aggregate(batches, bench.ranges).double() - estimates.mean(dim=0)).abs()
+        # There is one layer for each of RADII, and all are equally wide: (rows, layers, weights of a layer).
         scale = estimates.abs().reshape(bench.rows, len(RADII), -1).amax(dim=(0, 2)).clamp_min(1e-300)
         figure = float((differences.reshape(len(RADII), -1).amax(dim=1) / scale).max())
         sentence = (

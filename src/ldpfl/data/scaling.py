@@ -406,10 +406,11 @@ def unscaled_values(dataset: Dataset) -> list[Floats]:
 
 
 def _values(samples: Samples, column: Unscaled) -> Floats:
-    """Return the values (N,) of a ``column``: an input if it has a place among the inputs, else a target, NaN in rows without one."""
+    """Return the values (N,) of ``column``. A column with a place is an input. Any other is a target, and NaN in rows without targets."""
     if column.place is not None:
         return samples.tensor[:, column.place].double().numpy()
     targets = samples.targets if samples.targets.dim() == 1 else samples.targets[:, column.label]
+    # The mask (N,) is of rows: if there are several targets, a row is without targets if it lacks all of them.
     return targets.double().where(~absent_targets(samples.targets), torch.nan).numpy()
 
 

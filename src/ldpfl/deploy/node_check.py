@@ -263,9 +263,10 @@ def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[F
 
 
 def _check_clock(asked_at_s: float, answered_at_s: float, answer_date: str) -> Iterator[Finding]:
-    """Compare this machine's clock with ``answer_date``, the relay's time in whole seconds between question and answer.
+    """Compare this machine's clock with the relay's, which showed ``answer_date`` at some moment between question and answer.
 
-    So the exact difference is not known. The smallest one that is possible is compared with the limits.
+    The date is cut to whole seconds, and the moment is unknown, so only bounds on the difference of the clocks are known. The smallest
+    difference within these bounds is compared with the limits.
     """
     try:
         relay_s = parsedate_to_datetime(answer_date).timestamp()

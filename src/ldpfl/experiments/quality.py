@@ -145,17 +145,17 @@ def _only_predicted_class(evaluated: EvaluatedModel, names: Sequence[str]) -> st
 
 
 def _threshold_for_share(risks: Floats, share: float) -> str:
-    """Return, as text of few digits, the threshold at which about a ``share`` of ``risks`` (n,) is flagged; "" if all risks are equal.
+    """Return, as text of few digits, the threshold at which about a ``share`` of ``risks`` (n,) is flagged.
 
     Rows with a risk at or above the threshold are flagged. It lies within the range of the risks, so that some rows are flagged and some
-    are not.
+    are not. The text is "" if there is no such threshold, for example because all risks are equal.
     """
     distinct_risks, rows_at = np.unique(risks, return_counts=True)
     if len(distinct_risks) < 2:
         return ""
     flagged_from = rows_at[::-1].cumsum()[::-1][1:]  # number of rows at or above each distinct risk but the smallest
     nearest = np.abs(flagged_from - share * len(risks)).argmin()
-    # Take the fewest digits that flag about the same rows. They may differ by a tenth of the smaller group, flagged or not flagged.
+    # Take the fewest digits that flag about as many rows. The number may differ by a tenth of the smaller group, flagged or not flagged.
     tolerance = min(flagged_from[nearest], len(risks) - flagged_from[nearest]) / 10
     texts = (f"{distinct_risks[1:][nearest]:.{digits}g}" for digits in range(2, 17))  # 16 digits tell most float64 numbers apart
     return next((text for text in texts if abs((risks >= float(text)).sum() - flagged_from[nearest]) <= tolerance), "")

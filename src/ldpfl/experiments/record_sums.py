@@ -152,7 +152,7 @@ def config_for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
     """Return ``config`` with the mechanism for one evaluation at clients, which has its own noise.
 
     Args:
-        records: mean number of records that a client holds back; 0 uses that of the simulated clients. Bits do not depend on it.
+        records: mean number of records that a client holds back; 0 uses that of the simulated clients. Only ``dp-sgd`` uses it.
 
     Raises:
         ConfigError: ``evaluation.epsilon`` is "off", or another setting does not fit it.
@@ -161,6 +161,7 @@ def config_for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
     if epsilon == "off":
         raise ConfigError("evaluation.epsilon is 'off', so nothing is measured at clients: set it to a number")
     mechanism = _mechanism_for_evaluation(config, epsilon, evaluations, records)
+    # The clipping norm of an evaluation is fixed: adaptive clipping (clipping.target_quantile) is for training.
     return config.model_copy(update={"mechanism": mechanism, "clipping": ClippingConfig()})
 
 

@@ -1,4 +1,4 @@
-"""Explain an app's exception to the node's operator: the line that failed and a hint, without any value of a record."""
+"""Explain an app's exception to the node's operator: the line that failed and a hint, without the text that may repeat records."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _HINTS: Mapping[type[BaseException], str] = {
 
 
 def explain_to_operator(error: BaseException, app: Path | None, known_paths: tuple[str, ...]) -> str:
-    """Explain ``error`` to the node's operator, without any value of a record.
+    """Explain ``error`` to the node's operator, without text that may repeat values of records.
 
-    The text of an exception may repeat values of records. It is shown only where it is known to repeat none
+    The text of an exception is shown only where it is known to repeat no such value
     (:func:`ldpfl.flower.confined_process.has_public_text`). For any other exception the explanation has its type, the line of the app that
     raised it and a hint. A path is shown only as the operator named it. A type that the app defines is named by its nearest known base
     class (:func:`ldpfl.flower.confined_process.public_type_name`).
@@ -54,7 +54,8 @@ def explain_to_operator(error: BaseException, app: Path | None, known_paths: tup
         known_paths: paths that the operator has named.
     """
     if confined_process.has_public_text(error):
-        # The array's shape and dtype are kept out of logs, because an app may hide private values in them. The operator may see them.
+        # The text lacks the array's shape and dtype, because an app may hide private values in them and logs may leave the node. Here they
+        # are added: the operator may see the node's values.
         return f"{error}, got {error.got}" if isinstance(error, OtherArray) else str(error)
     # Frames without a line of code are left out: the app may have made up the name of their file.
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.line]

@@ -336,7 +336,8 @@ class LdpClientApp(ClientApp):
                 _log_replaced(request, confined_process.describe_error(error))
         if wait:
             while (left := end - time.monotonic()) > 0:
-                # A second at most: a signal that tells the node to stop is handled only between two calls of the main thread.
+                # A second at most: if the system gives a stop signal to another thread, the main thread runs its handler only after this
+                # call.
                 time.sleep(min(left, 1.0))
         return report
 

@@ -95,7 +95,7 @@ class Child:
             seconds_left = max(0.0, deadline - time.monotonic())
             if seconds_left == 0:
                 return Outcome(None, TOO_LONG)
-            # A second at most: a signal that tells the node to stop is handled only between two calls of the main thread.
+            # A second at most: if the system gives a stop signal to another thread, the main thread runs its handler only after this call.
             if not poller.poll(min(seconds_left, 1.0) * 1000):
                 continue
             block = os.read(self.pipe, _BLOCK_BYTES)

@@ -60,7 +60,7 @@ def too_few_connected(
 ) -> TooFewTakePart:
     """Return the error for a round for which fewer nodes are connected than it needs after ``seconds`` seconds. No node was asked.
 
-    ``required`` is as for :func:`advice_on_continuing`.
+    ``required`` has the run's settings that state a minimum number of nodes, with that number.
     """
     advice = advice_on_continuing(progress, len(connected), required)
     return TooFewTakePart(
@@ -78,11 +78,12 @@ def too_few_agree(
         connected: nodes that are connected.
         needed: minimum number of nodes for the round.
         advice_on_waiting: text about how long nodes were waited for; empty if all answered.
-        required: as for :func:`advice_on_continuing`.
+        required: the run's settings that state a minimum number of nodes, with that number.
     """
     if answers.asked and answers.declined == answers.asked:
         return all_declined(progress, answers.reasons)
-    remedy = f". {_REMEDY}" if answers.reasons or not answers.silent else ""  # if nodes are only silent, `advice_on_waiting` is enough
+    only_silent = bool(answers.silent) and not answers.reasons
+    remedy = "" if only_silent else f". {_REMEDY}"  # for silent nodes, `advice_on_waiting` is enough
     return TooFewTakePart(
         f"{progress.planned} was not begun, and nothing was charged: {len(answers.agreed)} of {counted(answers.asked, 'node')} would take "
         f"part, and it needs {needed}{reasons_text(answers.reasons, answers.silent)}{_away_note(progress, connected)}{advice_on_waiting}"
@@ -120,7 +121,7 @@ def too_few_reported(progress: RunProgress, needed: int, reasons: Mapping[int, s
     Args:
         needed: minimum number of reports for the round.
         reasons: reason of each node that sent no report.
-        required: as for :func:`advice_on_continuing`.
+        required: the run's settings that state a minimum number of nodes, with that number.
     """
     asked = progress.round.asked
     return TooFewTakePart(
@@ -147,7 +148,8 @@ def advice_on_continuing(progress: RunProgress, remaining: int, required: Mappin
     nodes, so fewer nodes need a new run with another plan.
 
     Args:
-        required: the run's settings that state a minimum number of nodes. Only those above ``remaining`` have to be lowered.
+        required: the run's settings that state a minimum number of nodes, with that number. Only numbers above ``remaining`` have to be
+            lowered.
     """
     config = progress.config
     fewest = 1 if config.shuffling.channel == "direct" else _MIN_OVER_RELAY

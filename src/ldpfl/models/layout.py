@@ -306,13 +306,14 @@ def _shared_problems(module: nn.Module) -> list[_Problem]:
     spans = []  # one for each parameter: (device, address of its first byte, address behind its last byte, name)
     for name, parameter in module.named_parameters():
         if not isinstance(parameter, nn.parameter.UninitializedParameter) and not parameter.is_meta and parameter.numel():
-            elements = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)) + 1
+            # Number of elements from the first to the last in memory, gaps included.
+            extent = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)) + 1
             start = parameter.data_ptr()
-            spans.append((str(parameter.device), start, start + elements * parameter.element_size(), name))
+            spans.append((str(parameter.device), start, start + extent * parameter.element_size(), name))
     spans.sort()
     problem_text = " share memory: make them one nn.Parameter, or give one of them a .clone()"
     return [
-        _Problem(f"parameters {name} and {next_name}", "two parameters", problem_text)
+        _Problem(f"parameters {name} and {next_name}", nameless_subject="two parameters", problem_text=problem_text)
         for (device, _, stop, name), (next_device, next_start, _, next_name) in pairwise(spans)
         if device == next_device and next_start < stop
     ]

@@ -139,6 +139,7 @@ class Store:
             RoundOver: it takes no uploads any more.
             WrongLength: the upload would not have the length of the round's terms.
             Conflict: the round is a sum round or full, the client has another upload in it, or another client's upload has this id.
+            StoreFull: the relay's disk is full; nothing was stored.
         """
         self._gone_rounds.check_disk_room()
         with writing(self.engine) as connection:
@@ -177,6 +178,7 @@ class Store:
             RoundOver: it takes no uploads any more.
             Conflict: another offset is next; the refusal's header says which.
             TooLong: the upload would get more bytes than the round's terms say.
+            StoreFull: the relay's disk is full; nothing was stored.
         """
         self._gone_rounds.check_disk_room()
         with writing(self.engine) as connection:

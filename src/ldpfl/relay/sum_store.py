@@ -101,6 +101,7 @@ class Sums:
             RoundOver: it takes no uploads any more.
             WrongLength: the upload would not have the length of the round's terms.
             Conflict: it is no sum round, the client has another upload in it, the envelope is another client's, or the round is full.
+            StoreFull: the relay's disk is full; nothing was stored.
         """
         self._gone_rounds.check_disk_room()
         with reading(self._engine) as connection:

@@ -188,6 +188,7 @@ def _evaluate_at_clients(federation: Federation, evaluation: ClientEvaluation, b
 def _clipped_shares(collected: Sequence[Collected], ranges: LayerRanges) -> list[float]:
     """Return the share of values outside their range, by layer; an empty list if values have no range."""
     clients = sum(part.clients for part in collected)
+    # All parts have a number, or none has one: whether values have a range is the same for all clients.
     outside = [part.outside for part in collected if part.outside is not None]
     if not outside:
         return []

@@ -29,10 +29,12 @@ def count_comparable_pairs(times: Floats, events: NDArray[np.bool_], predicted_t
     with_event = np.flatnonzero(events)
     later_rows = (rows - first_later)[with_event]
     pairs, right = np.zeros(rows), np.zeros(rows)
-    # Pairs of each event with a later row. A later row with a smaller predicted time is wrong. In reverse order, later rows are a prefix.
+    # Pairs of each event with a later row, which are wrong if the later row's rank is lower. An equal rank counts a half as lower, so it
+    # counts a half as right. The later rows are the first `later_rows` rows of `ranks[::-1]`.
     pairs[with_event] = later_rows
     right[with_event] = later_rows - _count_ranked_below(ranks[::-1], later_rows, ranks[with_event])
-    # Pairs of each row with an earlier event: one whose first later row is this row or stands before it. It is right if its rank is lower.
+    # Pairs of each row with an earlier event, which are right if the event's rank is lower. An event is earlier than a row if the event's
+    # first later row is at or before that row.
     earlier_events = np.searchsorted(first_later[with_event], np.arange(rows), side="right")
     pairs += earlier_events
     right += _count_ranked_below(ranks[with_event], earlier_events, ranks)
@@ -92,7 +94,7 @@ _MOMENTS = 101
 def _interpolated(survival: Floats, cuts: Floats, moments: Floats) -> Floats:
     """Return the probability (n, M) to last beyond each of ``moments`` (M,), from that for each of ``cuts`` (K,), rising.
 
-    Everybody lasts longer than no time. Between two cuts the probability is linear in time, and after the last cut it stays.
+    At time 0 the probability is 1. Between two cuts it is linear in time, and after the last cut it stays.
     """
     known = np.hstack([np.ones((len(survival), 1)), survival])
     places = np.interp(moments, np.concatenate([[0.0], cuts]), np.arange(len(cuts) + 1.0))
@@ -121,10 +123,10 @@ def _tied_events(times: Floats, events: NDArray[np.bool_]) -> _Places:
 
 
 def _count_ranked_below(ranks: NDArray[Any], prefix_lengths: _Places, limits: NDArray[Any]) -> Floats:
-    """Count, for each of ``limits`` (m,), the ranks below it among the first ``prefix_lengths`` (m,) of ``ranks`` (n,); equal ones half.
+    """Count, for each of ``limits`` (m,), the lower ranks among the first ``prefix_lengths`` (m,) of ``ranks`` (n,).
 
-    A prefix is cut into blocks whose widths are powers of two, by the bits of its length. The first 6 ranks, for example, are a block of 4
-    and a block of 2. All blocks of one width are sorted together, so that n log(n)^2 steps suffice.
+    An equal rank counts a half. A prefix is cut into blocks whose widths are powers of two, by the bits of its length. The first 6 ranks,
+    for example, are a block of 4 and a block of 2. All blocks of one width are sorted together, so that n log(n)^2 steps suffice.
     """
     below = np.zeros(len(limits))
     block_offset = int(max(ranks.max(initial=0), limits.max(initial=0))) + 1  # above all ranks
@@ -135,6 +137,6 @@ def _count_ranked_below(ranks: NDArray[Any], prefix_lengths: _Places, limits: ND
         chosen = np.flatnonzero(prefix_lengths >> bit & 1)  # limits whose prefix has a block of this width
         block = (prefix_lengths[chosen] >> bit) - 1  # its number: wider blocks of the prefix stand before it, narrower ones after it
         wanted = block * block_offset + limits[chosen]
-        # The mean of both sides counts equal ranks half. Less the ranks of all blocks before this one, 2^bit in each.
+        # The mean of both sides counts equal ranks a half. The ranks of the blocks before this one, 2^bit in each, are subtracted.
         below[chosen] += (np.searchsorted(values, wanted) + np.searchsorted(values, wanted, side="right")) / 2 - (block << bit)
     return below

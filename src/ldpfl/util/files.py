@@ -309,7 +309,9 @@ def from_json_lines(path: Path) -> Iterator[Any]:
 
 
 def check_parts(text: str, most: int = _MAX_PARTS) -> None:
-    """Raise if JSON has more than ``most`` lists and objects, more than any honest file. Each takes many times its bytes in memory.
+    """Raise if JSON has more than ``most`` lists and objects. No honest file has as many. Brackets in strings count, too.
+
+    It is called before JSON is parsed, because in memory each list or object takes many times its bytes in the file.
 
     Raises:
         ValueError: the text has more lists and objects.

@@ -7,9 +7,10 @@ from math import isfinite
 
 
 def number(value: float | str, rounding: str = ROUND_CEILING) -> str:
-    """Format a number with about four digits and thousands separators. By default it is rounded up, as an upper bound must be.
+    """Format a number for people. By default it is rounded up, as an upper bound must be.
 
-    Rounding errors of binary fractions, which are below 1e-12 of the number, are ignored. A text is returned as it is.
+    From 100 to 10,000 it has one decimal, and from there to 10**9 none, with thousands separators. Any other number has four significant
+    digits. Rounding errors of binary fractions, which are below 1e-12 of the number, are ignored. A text is returned as it is.
     """
     if isinstance(value, str):
         return value

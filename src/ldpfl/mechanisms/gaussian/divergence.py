@@ -25,11 +25,11 @@ _MAX_DIFFERENCE = 300.0
 def layer_divergence(local: Tensor, reference: Tensor, sizes: Sequence[int], normaliser: Normaliser) -> Tensor:
     """Return the KL divergence (K, L), in nats, of each layer of ``local`` (K, d) from that of ``reference`` (d,).
 
-    It is computed in float64 and never below zero. In float32, that of a large layer could be a hundred times too large, or negative. It is
-    zero for layers with the same distribution, such as two constant ones. With ``l1`` it is infinite if the reference is 0 at a weight
-    where the local layer is not. A layer of zeros has the uniform distribution. Only one block of weights at a time is converted to
-    float64. Source: LaDP-FL, equation (8) and Algorithm 3. Confidence medium: the softmax is a guess, the direction (local from global) is
-    not.
+    The weights w of a layer are first turned into a distribution: softmax(w), or with ``l1`` |w| / sum |w|, which is uniform for a layer of
+    zeros. The divergence is zero if both distributions are the same, for example if both layers are constant. With ``l1`` it is infinite
+    if the reference is 0 at a weight where the local layer is not. It is computed in float64, one block of weights at a time, and never
+    below zero. In float32, the divergence of a large layer could be a hundred times too large, or negative. Source: LaDP-FL, equation (8)
+    and Algorithm 3. Confidence medium: the paper's normalisation is a guess (softmax), but the direction (local from global) is not.
     """
     values = torch.empty(local.shape[0], len(sizes), dtype=torch.float64)
     divergence = _softmax_divergence if normaliser == "softmax" else _l1_divergence
