@@ -97,7 +97,7 @@ def test_images_that_do_not_fit_are_refused(of_images: Path, images: Path, tmp_p
     np.save(tmp_path / "words.npy", np.array(["a"], dtype=object), allow_pickle=True)
     refused: tuple[tuple[Any, str], ...] = (
         (np.zeros((2, 5, 5), np.uint8), r"has the shape \(1, 5, 5\), but the model takes \(3, 8, 6\)"),
-        (np.zeros(3), "expected one sample or more along the first axis"),
+        (np.zeros(3), "expected samples along the first axis"),
         (tmp_path / "empty", "holds no images"),
         (tmp_path / "no.png", "cannot be decoded"),
         (tmp_path / "words.npy", "expected a file that numpy.save wrote"),

@@ -453,7 +453,7 @@ def test_a_run_is_audited_by_a_canary(ldpfl: CommandLine, run: Path, tiny_data: 
     [
         (["duchy"], "did you mean 'duchi'"),
         (["nowhere/run"], "neither a run's folder nor a mechanism"),
-        ([".", "--epsilon", "2"], "--epsilon changes a mechanism's"),
+        ([".", "--epsilon", "2"], "--epsilon works only for a mechanism"),
         (["."], "holds no run"),
         (["duchi", "--epsilon", "0"], "epsilon"),
         (["duchi", "--epsilon", "nan"], "epsilon"),

@@ -119,7 +119,7 @@ def test_a_certificate_of_such_a_run_is_confirmed_by_other_accountants(tmp_path:
     assert "paper's claim" not in str(result.to_dict()["privacy"])
     assert ldpfl.verify(ldpfl.certify(tmp_path / "run"), ledger=tmp_path / "run").holds
     text = page([tmp_path / "run"])
-    assert "by 60 clients, each of which counts once, on records that they hold back from training, released with noise" in text
+    assert "by 60 clients, each of which counts once, on records that they hold back from training. The figures are released" in text
     assert "randomised bits about the mean of each client were released" in text
 
 

@@ -85,7 +85,7 @@ def test_log_and_report_say_who_sees_what_and_that_the_number_of_records_is_stat
     assert ldpfl("report", folder.path).code == 0
     text = text_of((folder.path / "report.html").read_text(encoding="utf-8"))
     assert "reports masked, added up by the relay, and unmasked as a sum by the aggregator: neither server sees one of them" in text
-    assert "on 125 records that they hold back from training, released with noise" in text
+    assert "on 125 records that they hold back from training. The figures are released with noise" in text
     assert "The run's terms state the number of records" in text
     assert re.search(r"The released sum itself counts (99|100|101) \(", text)
 

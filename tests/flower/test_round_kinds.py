@@ -23,7 +23,7 @@ def test_rounds_are_numbered_as_in_the_plan(rounds: int, every: int, scaling: st
         assert [own.trained for own in planned if own.is_training] == list(range(rounds))
         if epsilon != "off":
             assert planned[-1].trained == rounds
-            with pytest.raises(AskedForOther, match="but its config has "):
+            with pytest.raises(AskedForOther, match="but the config that it sent has only "):
                 planned_round(config, len(planned) + 1)
 
 

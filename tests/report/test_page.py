@@ -325,7 +325,7 @@ def test_figures_of_clients_count_the_protected_unit_and_are_drawn_by_no_bootstr
     result = {"at_clients": [measured], "privacy": {"guarantees": [{"unit": unit}]}, "intervals": {name: [0.3, 0.7]}}
     said = client_figures.how_measured(result)
     assert words in said
-    assert f"the number of {unit}s." in said
+    assert f"the limited number of {unit}s." in said
     assert f"state the number of {unit}s" in said
     assert client_figures.confusion_caption(result).startswith(f"{unit.capitalize()}s by their class")
     del measured["calibration"]  # an evaluation of several classes, for example, needs none

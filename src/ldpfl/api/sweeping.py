@@ -83,7 +83,7 @@ def sweep(
     if only_with_data and (what is not None or resume):
         raise ConfigError(
             f"{', '.join(only_with_data)} works only with data, because a sweep that is named, given as a file or resumed sets its "
-            "axes, seeds and model itself: leave this out, or give data instead of a sweep"
+            f"axes, seeds and model itself: leave out {' and '.join(only_with_data)}, or give data instead of a sweep"
         )
     data_settings, caller_objects = settings_and_objects(data, model)
     changes = setting_texts(settings)
@@ -143,7 +143,7 @@ def _sweep_to_resume(folder: str | Path | None, changes: Sequence[str]) -> tuple
         raise ConfigError("resume uses the settings that the sweep began with: leave settings (--set) out")
     sweep = stored_sweep(Path(folder))
     if sweep is None:
-        raise ConfigError(f"{folder} contains no sweep: give the folder in which a sweep began")
+        raise ConfigError(f"{folder} contains no sweep: give the folder of a sweep, as ldpfl sweep wrote it")
     return sweep
 
 

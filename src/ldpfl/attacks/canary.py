@@ -169,7 +169,7 @@ def _check_same_canary_each_round(mechanism: Mechanism) -> None:
     if (clip := record_clip_of(mechanism)) is not None and clip.adaptive:
         raise ConfigError(
             "a run with clipping.target_quantile cannot be audited, because its clipping norm changes, and so would the canary: audit a "
-            "run without it"
+            "run whose clipping.target_quantile is 'off'"
         )
 
 
@@ -197,7 +197,8 @@ def _affordable_trials(trials: int, clients: int, dimension: int) -> int:
     if affordable < FEWEST_TRIALS:
         raise ConfigError(
             f"a round of {clients} clients and {dimension} weights is too large to audit: {FEWEST_TRIALS} trials, the minimum, would "
-            f"randomise {FEWEST_TRIALS * clients * dimension:.1e} weights, and at most {MOST_REPORTS:.1e} are allowed. Audit a smaller run"
+            f"randomise {FEWEST_TRIALS * clients * dimension:,} weights, and at most {MOST_REPORTS:,} are allowed. Audit a run of fewer "
+            "clients or weights"
         )
     return min(trials, affordable) // 4 * 4
 

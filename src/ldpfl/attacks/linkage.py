@@ -114,7 +114,7 @@ class LinkageSetting:
             if not _is_time(value):
                 raise ConfigError(f"{name} must be {_TIMES}, got {value}")
         if self.shortfall > self.spread:
-            raise ConfigError(f"shortfall must not exceed the spread of {self.spread:g} s, got {self.shortfall:g}")
+            raise ConfigError(f"shortfall is {self.shortfall:g} s, longer than spread, {self.spread:g} s: lower shortfall or raise spread")
         if not self.watched or min(self.watched) < 1 or list(self.watched) != sorted(set(self.watched)):
             raise ConfigError(f"watched must be round numbers in ascending order, each 1 or more, got {self.watched}")
         if not (isfinite(self.epsilon) and self.epsilon > 0):

@@ -40,7 +40,7 @@ def audit(
         unused = [flag for flag, value in (("--epsilon", epsilon), ("--error-rate", error_rate)) if value is not None]
         if unused:
             raise ConfigError(
-                f"{what} is a run, whose settings come from its config, but {' and '.join(unused)} changes a mechanism's: leave out "
+                f"{what} is a run, whose settings come from its config, but {' and '.join(unused)} works only for a mechanism: leave out "
                 f"{' and '.join(unused)}"
             )
         _audit_run(Path(what), data_dir, device, trials or _RUN_TRIALS, seed or 0, as_json=as_json)

@@ -100,7 +100,7 @@ def plan(
         }
         unfit_flags = [flag for flag, given in is_given.items() if given]
         if unfit_flags:
-            raise ConfigError(f"--regime already decides {', '.join(unfit_flags)}: leave these out, or leave --regime out")
+            raise ConfigError(f"--regime already decides {', '.join(unfit_flags)}: leave out {' and '.join(unfit_flags)}, or --regime")
         sizes = {"clients": clients, "weights": weights, "rounds": rounds, "records": records, "group": group, "linked": linked}
         unit = "person" if persons else "record"
         privacy = {"delta": delta, "colluding": colluding, "part": unit, "evaluation_epsilon": evaluation_epsilon}
@@ -108,8 +108,7 @@ def plan(
         return
     if evaluation_epsilon:
         raise ConfigError(
-            "--evaluation-epsilon needs --regime, which decides how it counts: give --regime (any but local), or leave out "
-            "--evaluation-epsilon"
+            "--evaluation-epsilon is set, but --regime is missing: give --regime (any but local), or leave out --evaluation-epsilon"
         )
     setting: dict[str, Any] = {
         "epsilon": epsilon,
@@ -158,7 +157,11 @@ def _check_recipe_options(context: typer.Context, cost: bool) -> None:
     given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     unfit = [f"--{name.replace('_', '-')}" for name in given if name not in ("what", "cost", "set_", "data_dir", "as_json")]
     if unfit:
-        raise ConfigError(f"a recipe decides {', '.join(unfit)} by its settings: leave this out, and use --set (ldpfl settings lists them)")
+        options = " and ".join(unfit)
+        raise ConfigError(
+            f"{options} cannot be given with a recipe, which has settings instead: leave out {options}, and give --set KEY=VALUE (ldpfl "
+            "settings lists the keys)"
+        )
 
 
 def _print_training_cost(what: str, settings: list[str] | None, data_dir: Path | None, as_json: bool) -> None:

@@ -238,18 +238,20 @@ def _to_images(split: Any, source: _Source, origin: str) -> Samples:
     """Return the images and labels of one split, or raise a :class:`DataError` if they do not fit the ``source``'s description."""
     missing = {source.image, source.label} - set(split.column_names)
     if missing:
-        raise DataError(f"{origin} lacks the column {', '.join(sorted(missing))}; it has {', '.join(split.column_names)}")
+        names = ", ".join(split.column_names)
+        raise DataError(f"{origin} lacks the column {', '.join(sorted(missing))}; it has {names}: download the data set again")
     try:
         arrays = [np.asarray(image) for image in split[source.image]]
         labels = torch.tensor(split[source.label], dtype=torch.int64)
     except Exception as error:  # Pillow, pyarrow and torch raise many kinds
-        raise DataError(f"an image or label in {origin} cannot be decoded: {first_line(error)}") from error
+        raise DataError(f"an image or label in {origin} cannot be decoded, download the data set again: {first_line(error)}") from error
     shapes = {array.shape for array in arrays}
     if len(shapes) != 1:
         raise DataError(f"images in {origin} have different shapes, such as {sorted(shapes)[:3]}: give all images the same shape")
     stacked = np.stack(arrays)
     if stacked.ndim not in (3, 4) or stacked.dtype != np.uint8:
-        raise DataError(f"images in {origin} decode to {stacked.dtype} of shape {stacked.shape[1:]}, expected 8-bit pixels")
+        found = f"{stacked.dtype} of shape {stacked.shape[1:]}"
+        raise DataError(f"images in {origin} decode to {found}, expected 8-bit pixels: download the data set again")
     stacked = stacked[:, None] if stacked.ndim == 3 else stacked.transpose(0, 3, 1, 2)
     if labels.min() < 0 or labels.max() >= source.classes:
         raise DataError(

@@ -102,8 +102,8 @@ class Samples:
         if isinstance(self.inputs, Tensor):
             return self.inputs
         raise ConfigError(
-            f"each sample has several tensors ({', '.join(self.inputs)}), but this works only with samples of one tensor: give one tensor "
-            "for each sample"
+            f"each sample has {len(self.inputs)} tensors ({', '.join(self.inputs)}), but public features (data.features), Dataset.shape "
+            "and Samples.tensor need samples of a single tensor: join the tensors of each sample into one, or leave data.features out"
         )
 
 

@@ -187,11 +187,13 @@ def sample_tensor(values: object, what: str) -> Tensor:
         DataError: the values are not numbers of one shape, or hold NaN or infinity.
     """
     numbers = _number_tensor(values, what)
-    if numbers.dim() < 2 or not len(numbers):
+    if numbers.dim() < 2:
         raise DataError(
-            f"{what} have the shape {tuple(numbers.shape)}, expected one sample or more along the first axis, and the values of each "
-            "sample along others"
+            f"{what} have the shape {tuple(numbers.shape)}, expected samples along the first axis, and the values of each sample along "
+            "further axes: reshape them"
         )
+    if not len(numbers):
+        raise DataError(f"{what} have the shape {tuple(numbers.shape)}, so there are no samples: give at least one")
     return _with_sample_dtype(numbers)
 
 
@@ -263,7 +265,7 @@ def _check_unused(config: DataConfig, what: str, names: Sequence[str]) -> None:
     defaults = DataConfig()
     unused = [f"data.{name}" for name in names if getattr(config, name) != getattr(defaults, name)]
     if unused:
-        raise ConfigError(f"{', '.join(unused)} has no effect where data is {what}: leave it out")
+        raise ConfigError(f"{', '.join(unused)} has no effect where data is {what}: leave out {' and '.join(unused)}")
 
 
 def _dataset_of_images(pictures: Pictures, config: DataConfig) -> Dataset:

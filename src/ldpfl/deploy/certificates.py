@@ -85,7 +85,8 @@ def issue(folder: Path, hosts: Sequence[str], days: int, *, renew: bool = False)
             raise ConfigError(f"--host takes a server's name or address (or several, joined by commas), got {name!r}")
     folders = [folder / names[0].replace(":", "-") for names in servers]  # Windows allows no colon of an IPv6 address in a folder's name
     if len(set(folders)) < len(folders):
-        raise ConfigError("two values of --host begin with the same name: join all names of one server by commas, in one --host")
+        name = next(names[0] for place, names in enumerate(servers) if folders[place] in folders[:place])
+        raise ConfigError(f"two values of --host have {name!r} as first name: give all names of one server in one --host, joined by commas")
     for server_folder in folders:
         if server_folder.exists() and not renew:
             raise ConfigError(f"{server_folder} exists already and is left as it is: give --renew to replace the certificate and its key")

@@ -140,7 +140,7 @@ class Processes:
             self.check_alive()
             if time.monotonic() > end:
                 logs = [str(running.program.log) for running in self._running]
-                raise DeploymentError(f"waited {seconds:g} s in vain for {awaited}; the programs' logs: {', '.join(logs)}")
+                raise DeploymentError(f"waited {seconds:g} s in vain for {awaited}; look into the programs' logs: {', '.join(logs)}")
             self._pause(_POLL_S)
 
     def check_alive(self) -> None:

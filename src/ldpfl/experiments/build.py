@@ -595,7 +595,10 @@ def config_for_measuring(config: RunConfig) -> RunConfig:
     # f = sqrt(M (1 - s) / (T s)).
     share, rounds = config.privacy.measuring_share, config.training.rounds - config.training.extended
     settings = config.mechanism.for_measuring(sqrt(STAGES * (1 - share) / (rounds * share)))
-    return config if settings is config.mechanism else config.model_copy(update={"mechanism": settings, "clipping": ClippingConfig()})
+    if settings is config.mechanism:
+        return config
+    # The clipping norm of a histogram is fixed: adaptive clipping (clipping.target_quantile) is for training.
+    return config.model_copy(update={"mechanism": settings, "clipping": ClippingConfig()})
 
 
 def secret_seed(config: RunConfig, data: Dataset, secret: int | None) -> int | None:
@@ -769,7 +772,7 @@ def _first_clip_norm(config: RunConfig) -> float:
     _check_adaptive_clipping(config)
     norm = getattr(config.mechanism, "clip_norm", "auto")
     if norm == "auto":
-        raise ConfigError("mechanism.clip_norm = 'auto' works only with your own data: give a number")
+        raise ConfigError("mechanism.clip_norm = 'auto' works only in a run, whose model and data decide it: here give a number")
     return float(norm)
 
 

@@ -231,7 +231,9 @@ class TrainingConfig(_Section):
         """
         rate, decay = self.server_learning_rate, self.server_weight_decay
         if rate == "auto" or decay == "auto":
-            raise ConfigError("training.server_learning_rate and server_weight_decay = 'auto' work only with your own data: give numbers")
+            keys = [key for key, value in (("server_learning_rate", rate), ("server_weight_decay", decay)) if value == "auto"]
+            names = " and ".join(f"training.{key}" for key in keys)
+            raise ConfigError(f"{names} = 'auto' works only in simulations and with the app ldpfl.flower.apps: here give a number")
         momentum, schedule = self.server_momentum, self.server_schedule
         return ServerOptimiser(rate, momentum, schedule, self.rounds, self.average, measured, self.server_optimiser, decay, start)
 

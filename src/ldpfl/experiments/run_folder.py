@@ -465,8 +465,8 @@ class RunFolder:
             releases = [release for release in releases if isinstance(release, GaussianRelease) and release.of_part]
         if code and releases:
             raise DataError(
-                f"{self.ledger_path} says that the guarantee rests on ldpfl's code alone, but the run used {' and '.join(code)}: restore "
-                "the ledger from a backup, or begin another run"
+                f"{self.ledger_path} says that the guarantee rests on ldpfl's code alone, but the run used {' and '.join(code)}. So the "
+                "ledger is not this run's, or was changed: restore it from a backup, or begin a run in another folder"
             )
 
     def result(self) -> dict[str, Any] | None:

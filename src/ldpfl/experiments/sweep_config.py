@@ -340,6 +340,6 @@ def _check_axes(cell: Cell) -> None:
     unused = [key for key, _ in cell.point if key in _LOCAL_STEP_SETTINGS]
     if unused and cell.config.mechanism.perturbed == "gradient":
         raise ConfigError(
-            f"{' and '.join(unused)} changes nothing where clients send one gradient a round: leave it out, or compare settings of the "
-            "server, such as training.server_learning_rate"
+            f"{' and '.join(unused)} changes nothing where clients send one gradient a round: leave out {' and '.join(unused)}, or compare "
+            "settings of the server, such as training.server_learning_rate"
         )

@@ -102,7 +102,7 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
     if project.is_file():
         return _offer_of_app(project, config)
     if config is not None:
-        raise ConfigError(f"--config works only with a Flower app, and {path} is not a folder with a pyproject.toml")
+        raise ConfigError(f"--config works only with a Flower app, and {path} is not a folder with a pyproject.toml: leave --config out")
     if Path(path).is_dir():
         raise ConfigError(f"the folder {path} is not a Flower app: it has no pyproject.toml")
     if path not in (recipes := recipe_files()) and Path(path).suffix != ".toml" and not Path(path).exists():

@@ -62,7 +62,10 @@ def planned_round(config: RunConfig, number: int) -> PlannedRound:
     if not is_evaluated(config):
         return PlannedRound(number, training, trained=place - 1)
     if number > last_round(config, rounds):
-        raise AskedForOther(f"the server asks for round {number}, but its config has {last_round(config, rounds)} rounds; nothing was sent")
+        raise AskedForOther(
+            f"the server asks for round {number}, but the config that it sent has only {last_round(config, rounds)} rounds: the server's "
+            "operator has to correct this; nothing was sent"
+        )
     if number == last_round(config, rounds):
         return PlannedRound(number, "evaluation", trained=rounds)
     block = every + 1  # rounds are in blocks of `every` training rounds and one evaluation

@@ -80,7 +80,8 @@ def check_sums(terms: RoundTerms) -> None:
         edges, columns = read_edges(terms.measured), len(describe_data(terms.config).unscaled)
         if len(edges) != columns:
             raise AskedForOther(
-                f"round {terms.round} asks for histograms of {len(edges)} columns, but its config names {columns}; nothing was sent"
+                f"the server asks for histograms of {len(edges)} columns in round {terms.round}, but the config that it sent names "
+                f"{columns}: the server's operator has to correct this; nothing was sent"
             )
         check_length(terms, sum(column_edges.size - 1 for column_edges in edges))
     elif terms.kind != "training":
@@ -94,7 +95,10 @@ def check_length(terms: RoundTerms, size: int) -> None:
         AskedForOther: the terms ask for another length.
     """
     if terms.size != size:
-        raise AskedForOther(f"round {terms.round} asks for {terms.size:,} values, but {terms.kind} needs {size:,}; nothing was sent")
+        raise AskedForOther(
+            f"the server asks for {terms.size:,} values in round {terms.round}, but {terms.kind} needs {size:,}: the server's operator has "
+            "to correct this; nothing was sent"
+        )
 
 
 def summed_vectors(config: RunConfig, kind: Kind) -> RecordScores | LeastSquares:

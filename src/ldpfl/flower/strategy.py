@@ -130,7 +130,7 @@ class LdpStrategy(Strategy):
         if config.clients.once:
             raise ConfigError("clients.once does not work on Flower, which shows who answers when: leave it out")
         if not (is_number(reply_s) and isfinite(reply_s) and (reply_s == 0 or reply_s >= SHORTEST_REPLY_S)):
-            raise ConfigError(f"reply_s must be 0, or at least {SHORTEST_REPLY_S:g} seconds, got {shown(reply_s)}")
+            raise ConfigError(f"reply_s must be 0 (nodes reply at once) or at least {SHORTEST_REPLY_S:g} seconds, got {shown(reply_s)}")
         self._collector = collector or DirectCollector(config.seed)
         self._config = config if kind is Kind.READY_APP else with_calibrated_noise(config, self._collector)
         self._folder, self._waiting, self._score, self._origin = folder, waiting, score, origin

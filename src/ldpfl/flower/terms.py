@@ -92,7 +92,9 @@ class _Wire(WireFields):
     @classmethod
     def _check_reply_time(cls, seconds: float) -> float:
         if 0 < seconds < SHORTEST_REPLY_S:
-            raise ValueError(f"the time for replies must be 0 or at least {SHORTEST_REPLY_S:g} s, got {seconds:g}")
+            raise ValueError(
+                f"the server's ldpfl.reply-s must be 0 (nodes reply at once) or at least {SHORTEST_REPLY_S:g} s, got {seconds:g} s"
+            )
         return seconds
 
 
@@ -243,7 +245,10 @@ class RoundTerms:
         """
         planned = planned_round(self.config, self.round)
         if planned.kind != self.kind:
-            raise AskedForOther(f"round {self.round} asks for {self.kind}, but its config plans {planned.kind}; nothing was sent")
+            raise AskedForOther(
+                f"the server asks for {self.kind} in round {self.round}, but the config that it sent plans {planned.kind} for it: the "
+                "server's operator has to correct this; nothing was sent"
+            )
         return planned
 
     def mechanism(self, ranges: LayerRanges) -> Mechanism:

@@ -184,7 +184,7 @@ class DpSgdSettings(MechanismSettings):
     def build(self, facts: Facts) -> DpSgd:
         """Return the mechanism, with a lattice that fits the sum over clients if reports are summed."""
         if self.clip_norm == "auto":
-            raise ConfigError("mechanism.clip_norm = 'auto' works only for your data, not for built-in data sets: give a number")
+            raise ConfigError("mechanism.clip_norm = 'auto' works only in a run, whose model and data decide it: here give a number")
         records = float(self.records) or facts.records  # the setting is 0 if it was not given
         lattice = Lattice.of(facts, records, self.noise_multiplier)
         clip = RecordClip(self.clip_norm, lattice.steps, facts.adaptive)

@@ -175,7 +175,7 @@ def parse_run(text: str) -> str:
     """Return ``text`` if it can name a run, else raise :class:`Unknown`."""
     if not _RUN.fullmatch(text):
         raise Unknown(
-            "this cannot be the name of a run: use up to 64 letters, digits, dots, dashes and underscores, first a letter or digit"
+            "the name of the run is not valid: use up to 64 letters, digits, dots, dashes and underscores, first a letter or digit"
         )
     return text
 

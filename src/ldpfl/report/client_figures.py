@@ -18,16 +18,18 @@ def how_measured(result: Mapping[str, Any]) -> str:
     if not last:
         return ""
     unit = _counted_unit(result)
-    held_back = "records that they hold back from training, released with noise"
+    held_back = "records that they hold back from training"
+    # `records` counts what `unit` names.
     if unit == "person":
-        where = f"on {counted(last['records'], unit)}, all of whose records are held back from training, released with noise"
+        where = f"on {counted(last['records'], unit)}, all of whose records are held back from training"
     elif unit == "client":
         where = f"by {last['records']:,} clients, each of which counts once, on {held_back}"
     else:
         where = f"on {last['records']:,} {held_back}"
     return (
-        f"Measured at clients after round {last['round']:,}, {where}: the guarantee covers these figures. Intervals: 95 %, of the noise "
-        f"and of the number of {unit}s.{_sentence_on_count(last, unit)}{sentence_on_loss(result)}{_sentence_on_auroc(last)}"
+        f"Measured at clients after round {last['round']:,}, {where}. The figures are released with noise, and the guarantee covers them. "
+        f"The 95 % intervals allow for the noise and for the limited number of {unit}s."
+        f"{_sentence_on_count(last, unit)}{sentence_on_loss(result)}{_sentence_on_auroc(last)}"
     )
 
 
@@ -74,8 +76,10 @@ def _sentence_on_count(last: Mapping[str, Any], unit: str) -> str:
     """Return sentences on the number of ``unit``s and its noisy estimate. They are empty unless the run's terms state the number."""
     if not last.get("stated"):
         return ""
-    estimate = last.get("counted")
-    estimate_sentence = " The released sum itself counts {:,.0f} ({:,.0f} to {:,.0f}) with an answer.".format(*estimate) if estimate else ""
+    estimate_sentence = ""
+    if last.get("counted"):
+        count, low, high = last["counted"]
+        estimate_sentence = f" By the released sum itself, {count:,.0f} ({low:,.0f} to {high:,.0f}) {unit}s gave an answer."
     return f" The run's terms state the number of {unit}s, by which the sums are divided; clients do not send their own.{estimate_sentence}"
 
 

@@ -31,9 +31,10 @@ def plan_page(path: Path) -> str:
         return _regime_page(stored) if "regime" in stored else _setting_page(stored)
     except ValidationError as error:
         first = error.errors()[0]
-        raise DataError(f"{path} is not a valid plan: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        place = ".".join(map(str, first["loc"])) or "the whole plan"
+        raise DataError(f"{path} is not a valid plan ({place}: {first['msg']}): write it again with ldpfl plan --json") from error
     except ConfigError as error:
-        raise DataError(f"{path} is not a valid plan: {error}") from error
+        raise DataError(f"{path} is not a valid plan ({error}): write it again with ldpfl plan --json") from error
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise DataError(
             f"{path} is not a plan that ldpfl plan --json wrote ({getattr(error, 'strerror', None) or type(error).__name__}): write it "
@@ -42,7 +43,7 @@ def plan_page(path: Path) -> str:
 
 
 def _setting_page(stored: dict[str, Any]) -> str:
-    """Return the page of a plan for a setting, from the arguments in the file."""
+    """Return the page of a plan without a regime. ``stored``, the plan's file, has the arguments of :class:`Setting`."""
     # A plan in which nothing is protected has no epsilon. Then any number will do, because the plan does not use it.
     arguments = {field.name: stored[field.name] for field in fields(Setting)}
     result = plan(Setting(**{**arguments, "epsilon": 1.0 if arguments["epsilon"] is None else arguments["epsilon"]}))
@@ -51,7 +52,7 @@ def _setting_page(stored: dict[str, Any]) -> str:
 
 
 def _regime_page(stored: dict[str, Any]) -> str:
-    """Return the page of a plan for a regime (who is protected from whom), from the arguments in the file."""
+    """Return the page of a plan for a regime (who is protected from whom). ``stored``, the plan's file, has its arguments."""
     arguments = {field.name: stored[field.name] for field in fields(RegimeRequest) if field.name in stored}
     result = plan_regime(**asdict(TypeAdapter(RegimeRequest).validate_python(arguments)))
     figures = result.to_dict()

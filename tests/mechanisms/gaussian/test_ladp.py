@@ -232,7 +232,7 @@ def test_what_the_paper_would_charge_for_the_sound_form() -> None:
         (lambda: paper(p_max=0.0), "p_max must be positive"),
         (lambda: paper(p_max=-1.0), "p_max must be positive"),
         (lambda: paper(p_min=0.0), "p_min must be positive"),
-        (lambda: paper(p_max=1e-9, p_min=1e-8), "p_min must not exceed p_max"),
+        (lambda: paper(p_max=1e-9, p_min=1e-8), "more than p_max"),
         (lambda: paper(p_max=math.nan), "p_max must be positive"),
         (lambda: paper(p_max=1.0, p_min=1e-300), "expected 1e-20 to 1e20"),
         (lambda: paper(normaliser="max"), "unknown normaliser"),
@@ -247,7 +247,7 @@ def test_what_the_paper_would_charge_for_the_sound_form() -> None:
         (lambda: LadpSound(0.5, 1.0, 1.0), "delta must lie between 0 and 1"),
         (lambda: LadpSound(0.5, 1e-5, 1.0, smallest_share=0.0), r"smallest_share must lie in \(0, 1\)"),
         (lambda: LadpSound(0.5, 1e-5, 1.0, share_rule="equal"), "unknown share rule"),  # type: ignore[arg-type]
-        (lambda: LadpSound(0.5, 1e-5, 1.0, p_max=1e-9, p_min=1e-8), "p_min must not exceed p_max"),
+        (lambda: LadpSound(0.5, 1e-5, 1.0, p_max=1e-9, p_min=1e-8), "more than p_max"),
         (lambda: LadpSound(0.5, 1e-5, 1.0, smallest_share=0.25).shares(public_state()), "must be below 1/4: the model has 4 layers"),
         (lambda: LadpSound(0.5, 1e-5, (1.0, 1.0)).public_sigma(public_state()), "clip has 2 entries, but the model has 4 layers"),
     ],

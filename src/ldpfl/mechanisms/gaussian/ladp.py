@@ -279,6 +279,6 @@ def _check_estimate_settings(p_min: float, p_max: float, normaliser: str) -> Non
     require_positive("p_max", p_max)
     require_positive("p_min", p_min)
     if p_min > p_max:
-        raise ConfigError(f"p_min must not exceed p_max, got {p_min} and {p_max}")
+        raise ConfigError(f"p_min is {p_min}, more than p_max, {p_max}: lower p_min or raise p_max")
     if normaliser not in ("softmax", "l1"):
         raise ConfigError(f"unknown normaliser {normaliser!r}: expected softmax or l1")
