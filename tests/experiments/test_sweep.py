@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -307,6 +308,25 @@ def test_a_sweep_over_names_is_drawn_too(tmp_path: Path) -> None:
     found = [Row("as it is", (("mechanism.name", name),), (0.5,), 10, {"local": 1.0}, 1.0) for name in ("duchi", "none")]
     draw_sweep(tmp_path / "names.svg", config, found)
     assert "duchi" in (tmp_path / "names.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("settings", "axes"), [(["seed = 3"], {}), ([], {"seed": [1, 2]})])
+def test_a_seed_is_no_setting_of_a_sweep(settings: list[str], axes: dict[str, list[int]]) -> None:
+    with pytest.raises(ConfigError, match=r"each run of a sweep has a seed of its own.*--seeds 3"):
+        sweep_of("quickstart", settings, axes)
+
+
+def test_each_value_of_a_second_axis_has_a_line_of_its_own(tmp_path: Path) -> None:
+    """A line that joined settings of several epsilons would say nothing of the rounds."""
+    config = sweep(axes={"training.rounds": [5, 40], "privacy.target_epsilon": [0.5, 4.0]}, variants={"as it is": []})
+    found = [
+        Row("as it is", (("training.rounds", rounds), ("privacy.target_epsilon", epsilon)), (0.5,), 10, {"local": epsilon}, 1.0)
+        for rounds in (5, 40)
+        for epsilon in (0.5, 4.0)
+    ]
+    draw_sweep(tmp_path / "two.svg", config, found)
+    drawn = (tmp_path / "two.svg").read_text(encoding="utf-8")
+    assert re.findall(r">(target_epsilon [\d.]+|as it is)<", drawn) == ["target_epsilon 0.5", "target_epsilon 4.0"]
 
 
 @pytest.mark.parametrize(

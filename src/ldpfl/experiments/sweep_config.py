@@ -164,11 +164,16 @@ def sweep_of(
         name: name of the sweep; by default the name of the data and the short names of the axes.
 
     Raises:
-        ConfigError: an axis has no list of values, or a value cannot be that of a setting.
+        ConfigError: an axis has no list of values, a value cannot be that of a setting, or ``seed`` is set.
     """
     for key, values in axes.items():
         if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
             raise ConfigError(f"axes: {key} is {shown(values)}, expected a list of values: give {{{key!r}: [...]}}")
+    if "seed" in {*(key.strip() for key in axes), *(setting.partition("=")[0].strip() for setting in settings)}:
+        raise ConfigError(
+            "seed is set, but each run of a sweep has a seed of its own: leave it out, and give the number of runs of each setting "
+            "(--seeds 3), or from Python their seeds (seeds=[1, 2])"
+        )
     parsed_axes = {key.strip(): [setting_value(toml_value(value)) for value in values] for key, values in axes.items()}
     tree = {
         "name": name or _default_name(recipe, settings, parsed_axes),

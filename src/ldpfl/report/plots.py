@@ -161,17 +161,25 @@ def _scale_of_epsilon(axes: Axes, epsilons: Sequence[float], *, room: float) -> 
     return low, high
 
 
-def plot_worth(axes: Axes, rows: Sequence[tuple[Row, float]], *, joined: bool) -> None:
-    """Draw scores of a sweep against proved epsilons, from pairs (row, epsilon). A line joins the points of a variant if ``joined``."""
+def plot_worth(axes: Axes, rows: Sequence[tuple[Row, float]], sweep: SweepConfig) -> None:
+    """Draw scores of a sweep against proved epsilons, from pairs (row, epsilon). Rows that differ in the first axis alone are joined."""
     _scale_of_epsilon(axes, [epsilon for _, epsilon in rows], room=3)
-    for number, variant in enumerate(dict.fromkeys(row.variant for row, _ in rows)):
-        points = sorted(((epsilon, row) for row, epsilon in rows if row.variant == variant), key=lambda pair: pair[0])
+    epsilon_of_row = {id(row): epsilon for row, epsilon in rows}
+    for number, (label, series) in enumerate(_series_of([row for row, _ in rows], sweep).items()):
+        points = sorted(((epsilon_of_row[id(row)], row) for row in series), key=lambda pair: pair[0])
         means, deviations = _means_and_deviations([row for _, row in points])
         epsilons = [epsilon for epsilon, _ in points]
         marker = "osD^vPX*"[number // 10 % 8]  # Matplotlib has ten colours, "C0" to "C9"; the next ten variants get another marker
-        form = f"{marker}-" if joined else marker
         axes.errorbar(
-            epsilons, means, deviations, fmt=form, color=f"C{number % 10}", markersize=5, capsize=2, linewidth=1, label=literal(variant)
+            epsilons,
+            means,
+            deviations,
+            fmt=f"{marker}-",
+            color=f"C{number % 10}",
+            markersize=5,
+            capsize=2,
+            linewidth=1,
+            label=literal(label),
         )
     axes.set_xlabel("epsilon that holds for a whole run")
     axes.set_ylabel(literal(metric_heading(rows[0][0].metric)))
@@ -189,7 +197,7 @@ def _run_guarantees(statement: Statement) -> list[Guarantee]:
 
 
 def draw_sweep(path: Path, sweep: SweepConfig, rows: Sequence[Row]) -> None:
-    """Draw a sweep's scores, each variant against the first axis or the budget, and all rows against the bytes that a client sends."""
+    """Draw a sweep's scores against the first axis or the budget, and all rows against the bytes that a client sends."""
     kind = require_plot(path)
     with _saved_panels(path, kind, panels=panels_of(sweep)) as panels:
         plot_sweep(panels, sweep, rows)
@@ -202,11 +210,11 @@ def panels_of(sweep: SweepConfig) -> int:
 
 
 def plot_sweep(panels: Sequence[Axes], sweep: SweepConfig, rows: Sequence[Row]) -> None:
-    """Draw a sweep's scores on ``panels``: each variant against the first axis, if any, and all rows against the bytes that are sent."""
+    """Draw a sweep's scores on ``panels``: against the first axis, if any, and all rows against the bytes that are sent."""
     axis = next(iter(sweep.axes), None)
     drawn = [row for row in rows if row.score]
     if axis:
-        _draw_variants(panels[0], sweep, drawn, axis)
+        _draw_lines(panels[0], sweep, drawn, axis)
         panels[0].legend(loc="best", fontsize=8)
     _draw_bytes(panels[-1], sweep, drawn, axis)
     panels[-1].legend(loc="best", fontsize=8)
@@ -215,25 +223,34 @@ def plot_sweep(panels: Sequence[Axes], sweep: SweepConfig, rows: Sequence[Row]) 
         panel.grid(alpha=0.3)
 
 
-def _draw_variants(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str) -> None:
-    """Draw a line for each variant. It is horizontal if the variant does not depend on the first ``axis``, or has no finite budget."""
+def _series_of(rows: Sequence[Row], sweep: SweepConfig) -> dict[str, list[Row]]:
+    """Return the rows of each line of a plot by the line's label. Rows of one variant that differ in the first axis alone share a line."""
+    series: dict[str, list[Row]] = {}
+    for row in rows:
+        values = [f"{name} {value}" for name, (_, value) in zip(sweep.headings, row.point, strict=False)][1:]
+        named_variant = [row.variant] if len(sweep.variants) > 1 or not values else []  # a single one need not be named
+        series.setdefault(", ".join([*named_variant, *values]), []).append(row)
+    return series
+
+
+def _draw_lines(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str) -> None:
+    """Draw a line for each of :func:`_series_of`. It is horizontal if its variant does not depend on ``axis``, or has no finite budget."""
     by_budget, values = sweep.plot_against == "budget", list(sweep.points[axis])
     positions_of_values = [float(value) if isinstance(value, int | float) else number for number, value in enumerate(values)]
     if not by_budget and any(isinstance(value, str) for value in values):
         panel.set_xticks(positions_of_values, [literal(str(value)) for value in values])
     all_positions = []
-    for number, variant in enumerate(sweep.variants):
-        variant_rows = [row for row in rows if row.variant == variant]
-        rows_at_points = [row for row in variant_rows if row.point]
+    for number, (name, series) in enumerate(_series_of(rows, sweep).items()):
+        rows_at_points = [row for row in series if row.point]
         if by_budget:
             positions = [row.budget for row in rows_at_points]
         else:
             positions = [positions_of_values[values.index(dict(row.point)[axis])] for row in rows_at_points]
-        means, deviations = _means_and_deviations(variant_rows)
-        if len(positions) < len(variant_rows) or not all(map(isfinite, positions)):
-            panel.axhline(means[0], color="0.4", linestyle="--", linewidth=1, label=literal(variant))
-        elif variant_rows:
-            label = literal(variant)
+        means, deviations = _means_and_deviations(series)
+        label = literal(name)
+        if len(positions) < len(series) or not all(map(isfinite, positions)):
+            panel.axhline(means[0], color="0.4", linestyle="--", linewidth=1, label=label)
+        else:
             panel.errorbar(positions, means, deviations, color=f"C{number % 10}", marker="o", markersize=4, capsize=2, label=label)
             all_positions += positions
     if by_budget and all_positions and min(all_positions) > 0 and max(all_positions) > 10 * min(all_positions):

@@ -48,7 +48,7 @@ def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], comma
         metric=metric_of(sweep_rows),
         protected=WHAT_IS_PROTECTED[least_protected(row.privacy.get("protected", "client") for row in sweep_rows)],
         delta=", ".join(f"{delta:g}" for delta in sorted({cell.config.privacy.delta for cell, _ in results})) or "-",
-        protection=inline(lambda axes: plot_worth(axes, with_epsilon, joined=len(sweep.axes) == 1), (9.0, 4.2)) if with_epsilon else "",
+        protection=inline(lambda axes: plot_worth(axes, with_epsilon, sweep), (9.0, 4.2)) if with_epsilon else "",
         without=", ".join(dict.fromkeys(without_epsilon)),
         axes=sweep.headings,
         rows=[_row_values(row, sweep) for row in sweep_rows],
