@@ -221,7 +221,8 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]], reme
     numbers = [last for last, column in zip(stages[-1], dataset.unscaled, strict=True) if last is not None and not column.classes]
     # For times to an event, the only share is that of the times that end with an event.
     shares = scaling.estimate_hazards(scales.ended, scales.shares[0]) if scales.ended else tuple(scales.shares)
-    return scaling.apply_scale(dataset.with_notes(*scales.all_notes(numbers)), scales.knots, scales.target, shares)
+    inputs = dataset.train.tensor.shape[1] if scales.knots else 0
+    return scaling.apply_scale(dataset.with_notes(*scales.all_notes(numbers, inputs)), scales.knots, scales.target, shares)
 
 
 @dataclass
@@ -286,17 +287,23 @@ class _ColumnScales:
         elif (knots := scaling.quantile_knots(last)) and scaling.is_scale_unreliable(seen, knots):
             self.rough.append(column.name)
 
-    def all_notes(self, numbers: Sequence[Histogram]) -> Iterator[str]:
-        """Yield the notes on all columns. ``numbers`` are the last histograms of the columns of numbers."""
+    def all_notes(self, numbers: Sequence[Histogram], inputs: int) -> Iterator[str]:
+        """Yield the notes on all columns.
+
+        Args:
+            numbers: the last histograms of the columns of numbers.
+            inputs: number of the model's inputs.
+        """
         yield from self.target_notes
         if self.hidden:
+            nothing_left = "So the model has no input left, and predicts the same for all rows. " if len(self.hidden) == inputs else ""
             yield (
-                f"columns left out, because their values were not seen above the noise of measuring: {', '.join(self.hidden)}. To include "
-                "them, set data.bounds for them, set a larger privacy.measuring_share or target epsilon, or give more "
-                f"rows{_LARGER_CLIENTS}"
+                "columns left out, because their values were not seen above the noise of measuring: "
+                f"{_named(self.hidden)}. {nothing_left}To include them, set data.bounds for them, set a larger privacy.measuring_share or "
+                f"target epsilon, or give more rows{_LARGER_CLIENTS}"
             )
         if self.by_bounds:
-            yield f"columns scaled by data.bounds alone, since nothing was seen above the noise of measuring: {', '.join(self.by_bounds)}"
+            yield f"columns scaled by data.bounds alone, since nothing was seen above the noise: {_named(self.by_bounds)}"
         if numbers and scaling.has_too_few_rows(numbers):
             yield (
                 "the columns were measured on few rows or persons for this epsilon, so about one in ten may be scaled wrongly: give "
@@ -305,9 +312,19 @@ class _ColumnScales:
         if self.rough:
             yield (
                 "columns whose scale may be wrong, since they were seen only roughly above the noise of measuring: "
-                f"{', '.join(self.rough)}. Narrower data.bounds, a larger privacy.measuring_share or target epsilon, or more rows "
+                f"{_named(self.rough)}. Narrower data.bounds, a larger privacy.measuring_share or target epsilon, or more rows "
                 f"help{_LARGER_CLIENTS}"
             )
+
+
+_MOST_NAMES = 20
+"""Maximum number of columns that a note names."""
+
+
+def _named(columns: Sequence[str]) -> str:
+    """Return the names of ``columns``, and how many more there are if there are too many for a note."""
+    more = len(columns) - _MOST_NAMES
+    return ", ".join(columns[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 _LARGER_CLIENTS = "; without a secure sum each client adds noise of its own, so fewer and larger clients help too"
