@@ -745,6 +745,26 @@ def test_columns_that_noise_hides_are_left_out_and_said(tmp_path: Path) -> None:
     assert not any("output is the same for all" in note for note in notes)
 
 
+@pytest.mark.parametrize("named", [(), ("d\u00e9c\u00e8s", "vie"), ("de\u0301ce\u0300s", "vie")], ids=["unnamed", "composed", "decomposed"])
+def test_one_word_in_two_unicode_forms_is_one_class_and_one_input(named: tuple[str, ...]) -> None:
+    """Files from macOS often write an accent as a character of its own, after its letter."""
+    forms = ["d\u00e9c\u00e8s", "de\u0301ce\u0300s"]
+    frame = patients(60).assign(word=[forms[row // 2 % 2] if row % 2 else "vie" for row in range(60)])
+    config = {
+        **FEW,
+        "clients.count": 4,
+        "data.columns": ["word"],
+        "data.classes": list(named),
+        "data.categories": {"word": [forms[1], "vie"]},
+    }
+    frame["outcome"] = frame["word"]
+    result = api.run(data=frame, target="outcome", settings=config, baseline=False, progress=False, target_epsilon=50)
+    assert [str(name) for name in result.predict(frame.head(8)).columns if str(name) != "outcome"] == [
+        f"probability of {forms[0]}",
+        "probability of vie",
+    ]
+
+
 @pytest.mark.parametrize(
     ("targets", "said"),
     [

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -142,7 +143,7 @@ def _kind(train: Table, name: str, config: DataConfig) -> Kind:
 
 
 def column_words(table: Table, name: str, *, numeric: bool = False, values: Collection[str] = ()) -> list[str]:
-    """Return the cells of the column ``name`` as words, with "" for an empty cell.
+    """Return the cells of the column ``name`` as words in one Unicode form (NFC), with "" for an empty cell.
 
     Args:
         numeric: whether cells that are the same number become the same word, such as 1 and 1.0.
@@ -154,7 +155,8 @@ def column_words(table: Table, name: str, *, numeric: bool = False, values: Coll
         numbers = column if column.dtype == np.float64 and values else table.numbers(name)
         pairs = zip(numbers, table.exact_cells(name), strict=True)
         return ["" if np.isnan(number) else _number_as_word(number, cell) for number, cell in pairs]
-    return ["" if table.is_absent(text) and text.strip() not in values else text.strip() for text in column]
+    words = [normalize("NFC", text.strip()) for text in column]
+    return ["" if table.is_absent(word) and word not in values else word for word in words]
 
 
 def _number_as_word(number: float, cell: object) -> str:

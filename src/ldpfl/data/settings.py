@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 from typing import Annotated, Any, Literal
+from unicodedata import normalize
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
@@ -159,6 +160,14 @@ class DataConfig(BaseModel):
         """Leave ``columns`` out if it names the column of texts alone, which is read anyway."""
         is_repeated = isinstance(given, dict) and given.get("text") and given.get("columns") == [given["text"]]
         return {**given, "columns": []} if is_repeated else given
+
+    @field_validator("classes", "categories")
+    @classmethod
+    def _in_one_form(cls, words: Any) -> Any:
+        """Return ``words`` in one Unicode form, as words of a table are read."""
+        if isinstance(words, dict):
+            return {name: cls._in_one_form(listed) for name, listed in words.items()}
+        return [normalize("NFC", word) for word in words]
 
     @field_validator("cut_points")
     @classmethod

@@ -224,7 +224,10 @@ def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> Re
                 if config.classes:
                     problem = f"in data.classes, expected one of {listed_names(classes, 10)}"
                 else:
-                    problem = "a class of the training rows: list all classes in data.classes, or leave the row out"
+                    problem = (
+                        f"one of the training rows' classes, {listed_names(classes, 10)}: correct its spelling, list all classes in "
+                        "data.classes, or leave the row out"
+                    )
                 raise DataError(f"{table.where(row)}: the class in the column {name!r} is not {problem}")
         targets.append(torch.tensor([class_numbers[word] for word in table_words]))
     notes = () if config.classes else (_NOTE_ON_CLASSES.format(name=name, some=listed_names(classes, 5)), *_note_on_case(name, classes))
