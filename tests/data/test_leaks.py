@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from ldpfl import api
-from ldpfl.data.leaks import EMPTY, GAPS, LEAK, REPEATED_PERSONS, find_leaks, leak_note
+from ldpfl.data.leaks import COLLISIONS, EMPTY, GAPS, LEAK, REPEATED_PERSONS, find_leaks, leak_note
 from ldpfl.data.nodes import read_node_table
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import table_from_frame
@@ -105,6 +105,15 @@ def test_a_column_without_any_value_is_said() -> None:
     (note,) = private_notes(CLEAN.assign(lost="", gone="n/a"), EMPTY)
     assert note.startswith(f"{EMPTY}: lost, gone. ")
     assert private_notes(CLEAN.assign(lost=["x", *[""] * (ROWS - 1)]), EMPTY) == []
+
+
+def test_columns_of_more_words_than_buckets_are_said() -> None:
+    """With the default of 128 buckets, 100 words share many."""
+    crowded = CLEAN.assign(code=[f"c{row % 100}x" for row in range(ROWS)], few=[f"w{row % 9}x" for row in range(ROWS)])
+    (note,) = private_notes(crowded, COLLISIONS)
+    assert note.startswith(f"{COLLISIONS}, which is 128: code (100 words). ")
+    listed = {"code": [f"c{number}x" for number in range(100)]}
+    assert private_notes(crowded, COLLISIONS, categories=listed) == []
 
 
 def test_columns_with_missing_values_are_said_with_their_shares() -> None:

@@ -29,6 +29,8 @@ EMPTY = "columns without any value"
 """Start of the note on empty input columns. The note reveals a property of private rows."""
 GAPS = "columns with missing values"
 """Start of the note on input columns in which some cells have no value. The note reveals a property of private rows."""
+COLLISIONS = "columns have more words than data.buckets keeps apart"
+"""Start of the note on columns of words that share hash buckets. The note reveals a property of private rows."""
 _MIN_COPIED, _MIN_DISTINCT = 0.1, 0.9
 """Minimum share of test rows that are copies for a note, and of training rows that differ. With fewer, rows are equal by chance."""
 _MAX_NAMED = 8
@@ -80,7 +82,7 @@ def leak_note(leaks: Mapping[str, bool], encoder: Encoder | None) -> tuple[str, 
 
 
 def notes_on_cells(table: Table, config: DataConfig) -> Iterator[str]:
-    """Yield a note on columns of persons with repeated values, if ``data.person`` is not set, and notes on missing values of inputs.
+    """Yield notes on columns of persons with repeated values, if ``data.person`` is not set, and on missing values and words of inputs.
 
     ``config`` has the kind of each column filled in.
     """
@@ -95,7 +97,8 @@ def notes_on_cells(table: Table, config: DataConfig) -> Iterator[str]:
                     f"values of {name}. So scores and intervals are too good, and one row is protected, not one person. Where a value "
                     f"means a person, set --person {name} (data.person)"
                 )
-    shares = {name: column_words(table, name, values=config.categories.get(name, ())).count("") / len(table) for name in config.columns}
+    words_of = {name: column_words(table, name, values=config.categories.get(name, ())) for name in config.columns}
+    shares = {name: words.count("") / len(table) for name, words in words_of.items()}
     empty = [name for name, share in shares.items() if share == 1]
     if empty:
         yield (
@@ -107,6 +110,13 @@ def notes_on_cells(table: Table, config: DataConfig) -> Iterator[str]:
         named = ", ".join(f"{listed_names([name])} ({shares[name]:.1%})" for name in gaps[:_MAX_NAMED])
         more = f" and {len(gaps) - _MAX_NAMED:,} more" if len(gaps) > _MAX_NAMED else ""
         yield f"{GAPS}: {named}{more}. data.missing says how a missing number is treated ({config.missing}); a missing word is no word"
+    different = {name: len({*words_of[name]} - {""}) for name in config.words if name in words_of and name not in config.categories}
+    crowded = [f"{listed_names([name])} ({count:,} words)" for name, count in different.items() if count > config.buckets / 2]
+    if crowded:
+        yield (
+            f"{COLLISIONS}, which is {config.buckets:,}: {', '.join(crowded[:_MAX_NAMED])}. Words in one bucket are one word to the model: "
+            "list the words that matter in data.categories, replace rare ones by a common word, or set data.buckets higher"
+        )
 
 
 def note_on_copies(train: Table, test: Table, config: DataConfig) -> tuple[str, ...]:

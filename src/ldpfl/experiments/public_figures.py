@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import nan
 from typing import Any
 
-from ldpfl.data.leaks import COPIES, EMPTY, GAPS, LEAK, REPEATED_PERSONS
+from ldpfl.data.leaks import COLLISIONS, COPIES, EMPTY, GAPS, LEAK, REPEATED_PERSONS
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import SECRET_SEED_NOTE, SIMULATION
 from ldpfl.experiments.figures import CHANCE, COMMON_EVENT, EXTREME, NARROW, NO_SCORES, OFF, OFF_MEAN, ONE_CLASS, STOPPED, UNSURE, UNUSABLE
@@ -22,7 +22,7 @@ from ldpfl.tasks.weighted_metrics import MEASURED_AT_CLIENTS
 from ldpfl.util.user_code import public_name
 
 _ON_FIGURES = (CHANCE, COMMON_EVENT, EXTREME, NARROW, NO_SCORES, OFF, OFF_MEAN, UNSURE)
-_ON_TABLES = (COPIES, EMPTY, FEW_OUTCOMES, GAPS, LEAK, ONE_CLASS, REPEATED_PERSONS, SCALE, SIMILAR, SINGLE_CLASS, UNUSABLE)
+_ON_TABLES = (COLLISIONS, COPIES, EMPTY, FEW_OUTCOMES, GAPS, LEAK, ONE_CLASS, REPEATED_PERSONS, SCALE, SIMILAR, SINGLE_CLASS, UNUSABLE)
 _ON_PRIVATE_ROWS = (*_ON_FIGURES, *_ON_TABLES)
 """Starts of notes that reveal something about rows that are not protected."""
 

@@ -299,8 +299,9 @@ class _ColumnScales:
             nothing_left = "So the model has no input left, and predicts the same for all rows. " if len(self.hidden) == inputs else ""
             yield (
                 "columns left out, because their values were not seen above the noise of measuring: "
-                f"{_named(self.hidden)}. {nothing_left}To include them, set data.bounds for them, set a larger privacy.measuring_share or "
-                f"target epsilon, or give more rows{_LARGER_CLIENTS}"
+                f"{_named(self.hidden)}. {nothing_left}To include them, set data.bounds for them (for many columns also "
+                f'data.scaling = "bounds", which measures nothing), set a larger privacy.measuring_share or target epsilon, or give more '
+                f"rows{_LARGER_CLIENTS}"
             )
         if self.by_bounds:
             yield f"columns scaled by data.bounds alone, since nothing was seen above the noise: {_named(self.by_bounds)}"
