@@ -268,6 +268,7 @@ class Postgres:
         folder: where its socket is.
         port: on loopback, and in the socket's name.
         authority: file of the certificate authority that vouches for 127.0.0.1.
+        programs: folder of the server's programs.
 
     Args:
         programs: folder of the server's programs.
@@ -305,7 +306,7 @@ class Postgres:
             **self._as,
         )
         self._databases = 0
-        self._psql = programs / "psql"
+        self.programs = programs
         self._wait()
         self.command("CREATE ROLE relay LOGIN")
 
@@ -327,7 +328,7 @@ class Postgres:
         """Run SQL commands, each on its own, as a superuser unless another role is named; return what they print."""
         options = [part for command in commands for part in ("-c", command)]
         to = ("-h", self.folder, "-p", str(self.port), "-U", user, "-d", database)
-        return self._run(self._psql, "-X", "-A", "-t", "-v", "ON_ERROR_STOP=1", *to, *options)
+        return self._run(self.programs / "psql", "-X", "-A", "-t", "-v", "ON_ERROR_STOP=1", *to, *options)
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGINT)  # ends its sessions; SIGTERM would wait for them

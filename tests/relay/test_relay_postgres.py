@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import select as polling
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,12 +13,26 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from relay_support import RUN, Clock, Postgres, blob, certificate, opened, postgres_programs, pull, put, records, terms, upload_id
+from relay_support import (
+    RUN,
+    Clock,
+    Postgres,
+    blob,
+    certificate,
+    opened,
+    postgres_programs,
+    pull,
+    put,
+    records,
+    relay_process,
+    terms,
+    upload_id,
+)
 from sqlalchemy import Connection, create_engine, text
 
 from ldpfl import ConfigError
 from ldpfl.relay import database as database_module, postgres_connections as module, session
-from ldpfl.relay.database import open_engine
+from ldpfl.relay.database import open_engine, warn_of_log_copies
 from ldpfl.relay.errors import StoreUnavailable, UnfitStore
 from ldpfl.relay.protocol import BLOCK_BYTES
 from ldpfl.relay.schema_and_rights import check_schema
@@ -328,6 +343,91 @@ def test_a_database_that_turns_unfit_later_is_unavailable(postgres: Postgres, ca
         store.check()
     assert "store_unfit" in caplog.text
     store.close()
+
+
+@pytest.fixture(scope="module")
+def copying() -> Iterator[Postgres]:
+    """A server that allows logical replication."""
+    programs = postgres_programs()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed")
+    server = Postgres(programs, wal_level="logical")
+    yield server
+    server.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_slot_that_decodes_the_rows_is_refused_at_each_connection_until_it_is_dropped(
+    copying: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = copying.new_database()
+    store = Store(open_engine(copying.url(database)))  # what others decode in their databases does not matter
+    copying.command("SELECT pg_create_logical_replication_slot('cdc', 'test_decoding')", database=database)
+    store.engine.dispose()
+    with pytest.raises(StoreUnavailable):
+        store.check()
+    assert "store_unfit" in caplog.text
+    with pytest.raises(UnfitStore, match="slot cdc of the store's database keeps clients' names and reports") as caught:
+        open_engine(copying.url(database))
+    remedy = str(caught.value).split("superuser, ")[1].split(", or")[0]
+    assert remedy == "SELECT pg_drop_replication_slot('cdc')"
+    open_engine(copying.url(copying.new_database())).dispose()  # the slot decodes one database only
+    copying.command(remedy, database=database)
+    store.check()
+    store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_an_operator_is_told_of_slots_and_receivers_that_keep_the_write_ahead_log(
+    copying: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = open_engine(copying.new_store())
+    warn_of_log_copies(engine)
+    assert not caplog.records
+    copying.command("SELECT pg_create_logical_replication_slot('others', 'test_decoding')")
+    copying.command("SELECT pg_create_physical_replication_slot('standby', true)")
+    warn_of_log_copies(engine)
+    copying.command(*(f"SELECT pg_drop_replication_slot('{slot}')" for slot in ("others", "standby")))
+    with receiving(copying):
+        warn_of_log_copies(engine)
+    engine.dispose()
+    slots, receiver = (json.loads(record.getMessage()) for record in caplog.records)
+    assert slots == {"event": "store_log_is_copied", "archive_mode": "off", "slots": "others, standby", "receivers": 0}
+    assert receiver == {"event": "store_log_is_copied", "archive_mode": "off", "slots": "", "receivers": 1}
+
+
+@contextmanager
+def receiving(server: Postgres) -> Iterator[None]:
+    """Receive the server's write-ahead log without a slot, as a standby may."""
+    program = server.programs / "pg_receivewal"
+    command: list[str | Path] = [program, "--no-loop", "-D", server.folder, "-h", server.folder, "-p", str(server.port), "-U", "admin"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as receiver:
+        try:
+            until(lambda: server.command("SELECT count(*) FROM pg_stat_replication") == "1\n")
+            yield
+        finally:
+            receiver.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_an_archive_of_the_write_ahead_log_is_in_the_relays_log_at_its_start(mode: str, tmp_path: Path) -> None:
+    programs = postgres_programs()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed")
+    server, log = Postgres(programs, archive_mode=mode, archive_command="true"), tmp_path / "log"
+    try:
+        with relay_process(server.new_store(), log) as (relay, _):
+            relay.terminate()
+            relay.join(30)
+    finally:
+        server.stop()
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    expected = [{"event": "store_log_is_copied", "archive_mode": "on", "slots": "", "receivers": 0}] if mode == "on" else []
+    assert [event for event in events if event["event"] != "listening"] == expected
 
 
 @pytest.mark.slow

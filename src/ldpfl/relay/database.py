@@ -19,7 +19,7 @@ from ldpfl.relay.errors import Refusal, StoreFull, StoreUnavailable, UnfitStore
 from ldpfl.relay.files import create_private_file
 from ldpfl.relay.schema import READ_ONLY, SCHEMA, SQLITE, VERSION, is_sqlite, meta, metadata
 from ldpfl.relay.schema_and_rights import INCOMPRESSIBLE, WITHOUT_SAMPLES, check_schema, check_schema_place
-from ldpfl.relay.telemetry import log_fault
+from ldpfl.relay.telemetry import log_event, log_fault
 
 CONNECTIONS = 16
 BUSY_S = 60
@@ -35,6 +35,11 @@ _POSTGRES_DISK_FULL = "53100"
 _POSTGRES_FORBIDDEN = "42501"
 _POSTGRES_LOCKED = "55P03"
 _ADVISORY_LOCK = 0x6C647066  # any number that no other program on the database uses
+
+_LOG_COPIES = text(
+    """SELECT current_setting('archive_mode'), coalesce(string_agg(slot_name, ', ' ORDER BY slot_name), ''),
+    (SELECT count(*) FROM pg_stat_replication) FROM pg_replication_slots"""
+)
 
 _POSTGRES = "postgresql://"
 _LOCKED_MESSAGE = "the relay's store is locked, by a round that is being mixed or by another user of its database; try again later"
@@ -273,6 +278,20 @@ def reading(engine: Engine) -> Iterator[Connection]:
     """Open a transaction that only reads. Errors become refusals as in :func:`store_errors`."""
     with store_errors(), engine.connect().execution_options(**READ_ONLY) as connection:
         yield connection
+
+
+def warn_of_log_copies(engine: Engine) -> None:
+    """Log an event if others get or keep PostgreSQL's write-ahead log, in which deleted rows can still be read.
+
+    The event tells whether the server archives the log, its replication slots, and how many programs receive the log now. Managed servers
+    have some of these as a rule, so the relay runs nevertheless. Logical slots of its own database are refused at each connection.
+    """
+    if is_sqlite(engine):
+        return
+    with reading(engine) as connection:
+        archive_mode, slots, receivers = connection.execute(_LOG_COPIES).one()
+    if archive_mode != "off" or slots or receivers:
+        log_event("store_log_is_copied", archive_mode=archive_mode, slots=slots, receivers=receivers)
 
 
 def busy_refusal() -> StoreUnavailable:

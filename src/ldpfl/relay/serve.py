@@ -28,7 +28,7 @@ import uvicorn
 from ldpfl.errors import ConfigError
 from ldpfl.relay.app import create_app
 from ldpfl.relay.connections import HEAD_BYTES, Gate, TimedTlsEventLoop, bounded_protocol
-from ldpfl.relay.database import open_engine
+from ldpfl.relay.database import open_engine, warn_of_log_copies
 from ldpfl.relay.requests import is_loopback
 from ldpfl.relay.store import Store
 from ldpfl.relay.telemetry import LOGGER, log_fault, log_listening
@@ -83,6 +83,7 @@ def serve(
         with _ending_on_signals(server), Gate(_listen(host, port), _reduced_to_descriptor_limit(connections)) as listener:
             relay.tidy()  # deletes what an earlier process has left of ended rounds
             log_listening(host, listener.getsockname()[1], tls=tls is not None)
+            warn_of_log_copies(relay.engine)
             with _periodic_tidying(relay), asyncio.Runner(loop_factory=partial(TimedTlsEventLoop, connections)) as runner:
                 runner.get_loop().set_exception_handler(_log_fault)
                 runner.run(server.serve(sockets=[listener]))

@@ -83,6 +83,9 @@ _QUERY_STRONG_RIGHTS = """SELECT rolname,
     FROM pg_roles WHERE (rolsuper OR rolreplication OR rolbypassrls) AND pg_has_role(session_user, oid, 'MEMBER')
     ORDER BY rolname <> session_user, rolname LIMIT 1"""
 
+_QUERY_LOGICAL_SLOT = """SELECT slot_name FROM pg_replication_slots
+    WHERE slot_type = 'logical' AND database = current_database() ORDER BY slot_name LIMIT 1"""
+
 _QUERY_PLANTED_CODE = """SELECT 'DROP ' || upper(described.type) || ' ' || described.identity
     FROM (SELECT tableoid AS class, oid, proowner AS owner FROM pg_proc WHERE pronamespace = '11'
         UNION ALL SELECT tableoid, oid, oprowner FROM pg_operator WHERE oprnamespace = '11'
@@ -105,7 +108,7 @@ The query runs before such code is ruled out. So each operator and function in i
 
 
 def prepare_session(connection: psycopg.Connection[Any]) -> None:
-    """Change the settings of a new connection. Then check that nobody else's code could run in it, its role, its settings, and the log.
+    """Change the settings of a new connection. Then check that nobody else's code could run in it, its role, its settings, the logs.
 
     Raises:
         UnfitStore: one of these checks has failed; the message says what to do.
@@ -126,6 +129,7 @@ def prepare_session(connection: psycopg.Connection[Any]) -> None:
     _check_settings(connection, settings | _CHECKED_ONLY)
     _check_start_settings(connection)
     _check_log(connection)
+    _check_no_logical_slot(connection)
     connection.commit()
 
 
@@ -201,6 +205,16 @@ def _check_log(connection: psycopg.Connection[Any]) -> None:
                 f"the log of the store's server would hold clients' names and reports, because {name} = {current[name]!r}: a superuser "
                 f"must run ALTER ROLE \"{connection.info.user}\" SET {setting} = '{value}'"
             )
+
+
+def _check_no_logical_slot(connection: psycopg.Connection[Any]) -> None:
+    """Raise if a logical replication slot of the database hands each row to whoever reads the slot, also after the row was deleted."""
+    slot = connection.execute(_QUERY_LOGICAL_SLOT.encode()).fetchone()
+    if slot is not None:
+        raise UnfitStore(
+            f"the logical replication slot {slot[0]} of the store's database keeps clients' names and reports for whoever reads it: "
+            f"end its reader and run, as a superuser, SELECT pg_drop_replication_slot('{slot[0]}'), or give the relay a separate database"
+        )
 
 
 def _read_settings(connection: psycopg.Connection[Any], names: Mapping[str, object] | tuple[str, ...]) -> dict[str, str | None]:
