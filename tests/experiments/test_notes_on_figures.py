@@ -124,7 +124,7 @@ def test_a_score_on_few_events_is_said_to_be_unsure() -> None:
     risks = 1 / (1 + np.exp(2.2 - 1.5 * inputs[:, 0]))
     labels = (np.random.default_rng(2).random(len(inputs)) < risks).astype(np.int64)
     (note,) = notes_of((inputs, labels), FEW, UNSURE)
-    assert ", and 15 of 120 test rows have the event. New rows may score much lower or higher." in note
+    assert ", and 15 of 120 rows have the event. New rows may score much lower or higher." in note
     assert "data.test_path" in note
     assert "more rows at each client (of rows that you deal out: fewer clients, because each adds noise of its own), fewer columns" in note
     assert not notes_of(samples(), FEW, UNSURE)

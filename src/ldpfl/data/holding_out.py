@@ -24,9 +24,20 @@ from ldpfl.util.randomness import Purpose, stream
 TEST_SHARE = 5
 """One row in 5 of the user's own data is a test row if no test data are given."""
 
-_HOLDOUT_SHARE = 0.1
+HOLDOUT_SHARE = 0.1
 _IDENTITY_DIVISOR = 1_000_003
 """The holdout divides a file's identity by this prime, because the test split has already used the identity's remainder by 5."""
+
+
+def scored_part(*evaluated_on: str) -> str:
+    """Return what texts call the rows that the scores of runs are of: "holdout" rows or "test" rows.
+
+    Holdout rows are taken from the training rows, and settings are chosen by them. Records that clients hold back count as test rows.
+
+    Args:
+        evaluated_on: ``data.evaluate_on`` of each run. If they differ, the rows are called test rows.
+    """
+    return "holdout" if set(evaluated_on) == {"holdout"} else "test"
 
 
 def held_out(rows: int, share: int = TEST_SHARE) -> NDArray[np.bool_]:
@@ -99,7 +110,7 @@ def with_tenth_as_test(dataset: Dataset, seed: int) -> Dataset:
         ConfigError: none or all of the files or persons would be set aside.
     """
     shuffled = torch.from_numpy(stream(seed, Purpose.HOLDOUT).permutation(len(dataset.train)).astype(np.int64))
-    test_count = int(len(dataset.train) * _HOLDOUT_SHARE)
+    test_count = int(len(dataset.train) * HOLDOUT_SHARE)
     train_indices, test_indices = shuffled[test_count:], shuffled[:test_count]
     if (is_test := _tenth_by_name(dataset)) is not None:
         if not is_test.any() or is_test.all():
@@ -128,16 +139,16 @@ def with_tenth_as_test(dataset: Dataset, seed: int) -> Dataset:
 def _tenth_by_name(dataset: Dataset) -> NDArray[np.bool_] | None:
     """Return a mask of the training samples to set aside by the names of their persons or files; None if the data have no such names."""
     if dataset.persons is not None:
-        return uniform_by_name(dataset.persons, "holdout") < _HOLDOUT_SHARE
+        return uniform_by_name(dataset.persons, "holdout") < HOLDOUT_SHARE
     if dataset.identities is not None:  # hashes of file names; dividing makes this choice independent of the test split's
-        return np.asarray(dataset.identities // np.uint64(_IDENTITY_DIVISOR) % np.uint64(round(1 / _HOLDOUT_SHARE)) == 0)
+        return np.asarray(dataset.identities // np.uint64(_IDENTITY_DIVISOR) % np.uint64(round(1 / HOLDOUT_SHARE)) == 0)
     return None
 
 
-def split_off_validation(dataset: Dataset, share: float) -> tuple[Dataset, Samples | None]:
+def split_off_validation(dataset: Dataset, share: float, part: str = "test") -> tuple[Dataset, Samples | None]:
     """Take a ``share`` of the test samples for early stopping. Return ``dataset`` without these samples, and the samples.
 
-    For a ``share`` of 0 the second result is None.
+    For a ``share`` of 0 the second result is None. The message of an error names the samples by ``part``, see :func:`scored_part`.
 
     Raises:
         ConfigError: there are too few test samples for both parts.
@@ -152,8 +163,8 @@ def split_off_validation(dataset: Dataset, share: float) -> tuple[Dataset, Sampl
         is_validation = torch.from_numpy(uniform_by_name(dataset.test_persons, "validation") < share)
     if not is_validation.any() or is_validation.all():
         raise ConfigError(
-            f"data.validation = {share:g} takes {int(is_validation.sum())} of {len(dataset.test)} test rows for validation, but validation "
-            "and test need at least one each: change data.validation, or add test rows"
+            f"data.validation = {share:g} takes {int(is_validation.sum())} of {len(dataset.test)} {part} rows for validation, but "
+            f"validation and {part} need at least one each: change data.validation, or add {part} rows"
         )
     is_left = ~is_validation
     clients, persons = (None if array is None else array[is_left.numpy()] for array in (dataset.test_clients, dataset.test_persons))

@@ -133,7 +133,7 @@ def note_on_copies(train: Table, test: Table, config: DataConfig) -> tuple[str, 
         return ()
     return (
         f"{COPIES}: {copies:,} of {len(tested):,} rows of data.test_path have the same values as rows of data.path in all columns that are "
-        "used. So scores are too good: take such rows out of one of the two files",
+        "used. So scores on test rows are too good: take such rows out of one of the two files",
     )
 
 

@@ -136,8 +136,9 @@ class DataConfig(BaseModel):
     """Share of the test rows, at even distances, or of the test persons, that decides on early stopping (``training.patience``). These are
     left out of the scores. Like all test rows they are not protected."""
     evaluate_on: Literal["test", "holdout", "clients"] = "test"
-    """``holdout`` sets a tenth of the training samples aside and evaluates on them. Use it to choose hyper-parameters. ``clients``, for
-    simulations only, evaluates on the records that each client holds back (``evaluation.share``), with scores by client."""
+    """``holdout`` sets a tenth of the training samples aside and evaluates on them. Use it to choose hyper-parameters. The seed draws these
+    samples, unless they have names of persons or files: compare runs with the same seed, or in one sweep. ``clients``, for simulations
+    only, evaluates on the records that each client holds back (``evaluation.share``), with scores by client."""
 
     @model_validator(mode="before")
     @classmethod

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ldpfl import models, tasks
 from ldpfl.data import Dataset, Samples, partition
 from ldpfl.data.encoder import Encoder
-from ldpfl.data.holding_out import TEST_SHARE, split_off_validation, with_tenth_as_test
+from ldpfl.data.holding_out import TEST_SHARE, scored_part, split_off_validation, with_tenth_as_test
 from ldpfl.data.leaks import leak_note
 from ldpfl.data.partition import LABEL_BLIND, partition_by_code, partition_by_name
 from ldpfl.data.persons import Names, Persons
@@ -811,7 +811,7 @@ def _split_validation(config: RunConfig, data: Dataset) -> tuple[Dataset, Sample
             "both, or neither"
         )
     with_test = with_tenth_as_test(data, config.seed) if config.data.evaluate_on == "holdout" else data
-    return split_off_validation(with_test, config.data.validation)
+    return split_off_validation(with_test, config.data.validation, scored_part(config.data.evaluate_on))
 
 
 def _model_seed(seed: int) -> int:

@@ -14,6 +14,7 @@ from ldpfl.data.encoder import Encoder
 from ldpfl.data.features import extracted, feature_map
 from ldpfl.data.features.extraction import Progress, no_progress
 from ldpfl.data.features.registry import NONE
+from ldpfl.data.holding_out import scored_part
 from ldpfl.data.loading import image_shape
 from ldpfl.data.nodes import read_node_table, server_view_of_node_tables
 from ldpfl.data.settings import DataConfig
@@ -58,8 +59,8 @@ _GIVEN_SEED_NOTE = (
     f"{SIMULATION}; here all noise follows from the seed that was given, which config.toml and result.json hold: whoever knows it "
     "can take the noise off, so give no seed where the model is handed on"
 )
-_SCORES_NOTE = "test rows are not protected: scores on them are exact figures"
-NOTES_ON_ALL_OWN_DATA = (SIMULATION, _SCORES_NOTE)
+_SCORES_NOTE = "rows are not protected: scores on them are exact figures"
+NOTES_ON_ALL_OWN_DATA = (SIMULATION, f"test {_SCORES_NOTE}", f"holdout {_SCORES_NOTE}")
 """Starts of notes that every run on a user's own data has."""
 
 
@@ -139,7 +140,8 @@ def load_dataset(
     else:  # NO_CALLER_OBJECTS would keep the data for all later runs, but files may change, so it is not asked
         data = load_user_data(settings, targets) if caller_objects is NO_CALLER_OBJECTS else caller_objects.read(settings, targets)
         _check_no_person_in_both(data)
-        data = data.with_notes(SECRET_SEED_NOTE if config.secret_noise else _GIVEN_SEED_NOTE, _SCORES_NOTE)
+        scores_note = f"{scored_part(settings.evaluate_on)} {_SCORES_NOTE}"
+        data = data.with_notes(SECRET_SEED_NOTE if config.secret_noise else _GIVEN_SEED_NOTE, scores_note)
     is_built_in, name, options = not (settings.brought or settings.at_nodes), settings.features, settings.feature_options
     return extracted(data, name, options, warn, progress, digest=settings.features_digest, keep=is_built_in, write_cache=write_cache)
 

@@ -14,6 +14,7 @@ import torch
 import ldpfl
 from ldpfl import tasks
 from ldpfl.data import Dataset
+from ldpfl.data.holding_out import scored_part
 from ldpfl.errors import error_without_data
 from ldpfl.experiments.config import RunConfig, toml_value
 from ldpfl.experiments.evaluation_figures import add_figures_of_clients, client_evaluation_entries, lost_evaluations
@@ -118,11 +119,11 @@ def _pop_findings_as_caveats(
     A caveat names a fault of the model, and what may help. ``clipped`` is the share of records that were clipped in the last round; None
     if only clients know it.
     """
-    caveats = []
+    caveats, part = [], scored_part(config.data.evaluate_on)
     if entries.pop("unusable", False):
         caveats.append(
-            f"{UNUSABLE} for some test rows: these count as wrong in the accuracy and in exact matches, and other figures have no value; a "
-            "smaller training.learning_rate or less noise may help, else look for a logarithm or a quotient in the model"
+            f"{UNUSABLE} for some {part} rows: these count as wrong in the accuracy and in exact matches, and other figures have no value; "
+            "a smaller training.learning_rate or less noise may help, else look for a logarithm or a quotient in the model"
         )
     if entries.pop("without_intervals", False):
         caveats.append(
@@ -148,21 +149,21 @@ def _pop_findings_as_caveats(
     if unsure := entries.pop("unsure", ""):
         more = _more_data(config, federation)
         caveats.append(
-            f"{UNSURE}: {unsure}. New rows may score much lower or higher. Runs with other seeds are tested on the same rows, so they do "
-            "not help: test on more rows (data.test_path names a file of its own for them). For a better model: "
-            f"{more[0].lower()}{more[1:]}, fewer columns, or a larger epsilon"
+            f"{UNSURE.replace('test', part)}: {unsure}. New rows may score much lower or higher. {_SURER_SCORES[config.data.evaluate_on]}. "
+            f"For a better model: {more[0].lower()}{more[1:]}, fewer columns, or a larger epsilon"
         )
     constant = entries.pop("constant", False)
     if constant and not _all_columns_hidden(federation):  # else another note tells why
         caveats.append(
-            f"{CHANCE}: the model's output is the same for all {entries['test_rows']:,} test rows, whatever their inputs. "
+            f"{CHANCE}: the model's output is the same for all {entries['test_rows']:,} {part} rows, whatever their inputs. "
             f"{_remedy_for_constant_outputs(config, federation)}"
         )
     threshold = entries.pop("threshold", "")
     one_class, has_learnt = entries.pop("one_class", ""), not chance and not constant
     if one_class and has_learnt:  # a threshold does not help a model that ranks rows by chance
         caveats.append(
-            f"{ONE_CLASS} {one_class}: the accuracy shows no more than how common that class is. Probabilities still differ between rows"
+            f"{ONE_CLASS.replace('test', part)} {one_class}: the accuracy shows no more than how common that class is. Probabilities still "
+            "differ between rows"
             + (
                 f". To predict both, give a threshold within the predicted risks: ldpfl predict --threshold {threshold}"
                 if threshold
@@ -216,13 +217,14 @@ def _common_event_caveats(entries: Mapping[str, Any], config: RunConfig) -> list
 
     The caveat is given if nearly all test rows have the event, and no setting says which of the two classes is the event.
     """
+    part = scored_part(config.data.evaluate_on)
     share, names = entries.get("scores", {}).get(OBSERVED, 0.0), entries.get("classes", [])
     if not config.data.brought or config.data.classes or len(names) != 2 or share <= _MAX_SHARE_OF_EVENT:
         return []
     other, event = names
     return [
-        f"{COMMON_EVENT} {event!r}, which {share:.1%} of the test rows have: it is the second class in the order of names. Sensitivity, "
-        f"predictive value, mean risk and thresholds are about it. If {other!r} is meant, name it last: "
+        f"{COMMON_EVENT} {event!r}, which {share:.1%} of the {part} rows have: it is the second class in the order of names. "
+        f"Sensitivity, predictive value, mean risk and thresholds are about it. If {other!r} is meant, name it last: "
         f"--set 'data.classes={toml_value([event, other])}'"
     ]
 
@@ -372,10 +374,23 @@ CHANCE = "nothing was found to have been learnt"
 """Start of the note on a model whose main figure is no better than chance."""
 
 UNSURE = "the test rows hardly show how good the model is"
-"""Start of the note on a main figure with a wide interval."""
+"""Start of the note on a main figure with a wide interval; it says "holdout rows" if scores are of such rows."""
+
+_SURER_SCORES = {
+    "test": (
+        "Runs with other seeds are tested on the same rows, so they do not help: test on more rows (data.test_path names a file of its own "
+        "for them)"
+    ),
+    "holdout": (
+        "The mean over several seeds (ldpfl sweep --seeds) is surer: each seed draws other holdout rows, unless names of persons or files "
+        "choose them"
+    ),
+    "clients": "More rows are tested with a larger evaluation.share",
+}
+"""What helps against a wide interval, by ``data.evaluate_on``."""
 
 ONE_CLASS = "all test rows are predicted to be of the class"
-"""Start of the note on the one class that a model predicts for all rows."""
+"""Start of the note on the one class that a model predicts for all rows; it says "holdout rows" if scores are of such rows."""
 
 OFF, OFF_MEAN = "the mean predicted risk is far from the observed share", "the mean prediction is far from the observed mean"
 """Starts of the notes on a model whose risks, or whose predicted numbers, are too high or too low on the whole."""

@@ -23,8 +23,9 @@ from ldpfl.util.user_code import public_name
 
 _ON_FIGURES = (CHANCE, COMMON_EVENT, EXTREME, NARROW, NO_SCORES, OFF, OFF_MEAN, UNSURE)
 _ON_TABLES = (COLLISIONS, COPIES, EMPTY, FEW_OUTCOMES, GAPS, LEAK, ONE_CLASS, REPEATED_PERSONS, SCALE, SIMILAR, SINGLE_CLASS, UNUSABLE)
-_ON_PRIVATE_ROWS = (*_ON_FIGURES, *_ON_TABLES)
-"""Starts of notes that reveal something about rows that are not protected."""
+_ON_TEST_ROWS = (*_ON_FIGURES, *_ON_TABLES)
+_ON_PRIVATE_ROWS = (*_ON_TEST_ROWS, *(start.replace("test", "holdout") for start in _ON_TEST_ROWS))
+"""Starts of notes that reveal something about rows that are not protected, be they test rows or holdout rows."""
 
 
 def scores_are_public(config: RunConfig) -> bool:

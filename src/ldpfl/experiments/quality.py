@@ -199,7 +199,7 @@ def _wide_interval(metric: str, evaluated: EvaluatedModel, intervals: Intervals)
     if metric not in (weighted_metrics.AUROC, weighted_metrics.CONCORDANCE) or not high - low > _MAX_WIDTH:  # or NaN: no interval
         return ""
     events = evaluated.observed[:, 1] if evaluated.is_of_times else evaluated.observed
-    share = f"{int(events.sum()):,} of {len(events):,} test rows have the event"
+    share = f"{int(events.sum()):,} of {len(events):,} rows have the event"
     return f"{metric} {evaluated.scores[metric]:.3g} (95 % interval {low:.3g} to {high:.3g}), and {share}"
 
 

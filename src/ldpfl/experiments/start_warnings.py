@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ldpfl.data import Dataset
-from ldpfl.data.holding_out import TEST_SHARE
+from ldpfl.data.holding_out import HOLDOUT_SHARE, TEST_SHARE, scored_part
 from ldpfl.data.persons import normalise_text
 from ldpfl.data.samples import Division
 from ldpfl.errors import printable
@@ -33,7 +33,9 @@ SINGLE_CLASS = "clients have rows of one class each"
 """Start of the note on clients whose rows all have the same class. The note reveals a property of private rows."""
 
 FEW_OUTCOMES = "the test set cannot show how good the model is"
-"""Start of the note on outcomes that no test row has, or too few. The note reveals a property of private rows."""
+"""Start of the note on outcomes that no test row has, or too few; it says "holdout set" if scores are of such rows.
+
+The note reveals a property of private rows."""
 
 _MAX_RMS, _MIN_RMS = 4.0, 0.25
 """A warning is given if the root mean square of the inputs lies outside these bounds. About 1 is expected."""
@@ -111,9 +113,12 @@ def _few_rows_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
         # Without a file of test rows, one row in TEST_SHARE is a test row.
         from_all_rows = f"{TEST_SHARE * MIN_SITE_ROWS} rows in all, or a data.test_path"
         needed = "a data.test_path with as many" if config.data.test_path else from_all_rows
+        part = scored_part(config.data.evaluate_on)
+        if part == "holdout":
+            needed = f"{round(MIN_SITE_ROWS / HOLDOUT_SHARE)} rows besides the test rows"
         yield (
             f"{len(data.train):,} rows to train on and {rows:,} to measure on are too few: figures of a model say something from "
-            f"{MIN_SITE_ROWS} test rows on, and intervals need 10 of each class; give {needed}"
+            f"{MIN_SITE_ROWS} {part} rows on, and intervals need 10 of each class; give {needed}"
         )
 
 
@@ -132,10 +137,14 @@ def _test_outcome_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
     unit = "rows" if data.test_persons is None else "persons"
     found = ", ".join(f"{counts[name]:,} {unit} with {printable(name)}" for name in few[:_MAX_NAMED])
     more = f" and {len(few) - _MAX_NAMED:,} more outcomes" if len(few) > _MAX_NAMED else ""
+    part = scored_part(settings.evaluate_on)
     source = "in data.test_path" if settings.test_path else "by a file of test rows (data.test_path)"
+    needed = f"at least {MIN_EVENTS} {unit} of each outcome {source}"
+    if part == "holdout":
+        needed = f"some {round(MIN_EVENTS / HOLDOUT_SHARE)} {unit} of each outcome besides the test rows: a tenth of them are holdout rows"
     yield (
-        f"{FEW_OUTCOMES}: some outcomes are missing or rare among its {rows:,} rows ({found}{more}). Figures that compare outcomes, such "
-        f"as the AUROC or the accuracy, then say little or nothing. Give at least {MIN_EVENTS} {unit} of each outcome {source}"
+        f"{FEW_OUTCOMES.replace('test', part)}: some outcomes are missing or rare among its {rows:,} rows ({found}{more}). Figures that "
+        f"compare outcomes, such as the AUROC or the accuracy, then say little or nothing. Give {needed}"
     )
 
 

@@ -44,6 +44,7 @@ class Row:
         scores: all metrics of the final models, by name, for the same seeds as ``score``; None for a metric without a value.
         lower_is_better: whether a low ``score`` is good.
         failed: errors of the other seeds' runs, each after the name of its run. A resumed sweep tries these runs again.
+        evaluated_on: ``data.evaluate_on`` of the runs.
         caveats: notes in the ``result.json`` of each finished run, by the name of the run's folder.
     """
 
@@ -59,6 +60,7 @@ class Row:
     scores: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
     lower_is_better: bool = False
     failed: tuple[str, ...] = ()
+    evaluated_on: str = "test"
     caveats: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -119,10 +121,12 @@ class JointGuarantee:
     Attributes:
         runs: number of runs.
         statement: joint guarantee from the ledgers of all runs.
+        scored_part: "holdout" if all scores are of holdout rows, else "test".
     """
 
     runs: int
     statement: Statement
+    scored_part: str = "test"
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -134,11 +138,18 @@ class JointGuarantee:
             trust = IF_TRUSTED[guarantee.trust_model]
             figure = f"epsilon {number(guarantee.epsilon)} at delta {delta:g} for each {self.statement.protected}, {trust}"
         seen = "the model" if self.runs == 1 else f"the models of all {self.runs:,} runs, each of them released on the same rows,"
+        choice = (
+            "choose the best row by these scores, or within one epsilon by ldpfl tune, and measure it once on test rows, without "
+            "data.evaluate_on"
+            if self.scored_part == "holdout"
+            else "choosing the best row by these scores is choosing on the test rows: measure it on other rows, or choose by ldpfl tune"
+        )
         return (
             f"whoever sees {seen} has {figure}",
             *self.statement.warnings,
-            "the scores of this table were measured on test rows without noise: no epsilon covers them, so keep the table to yourself",
-            "choosing the best row by these scores is choosing on the test rows: measure it on other rows, or choose by ldpfl tune",
+            f"the scores of this table were measured on {self.scored_part} rows without noise: no epsilon covers them, so keep the table "
+            "to yourself",
+            choice,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -233,6 +244,7 @@ def _row_of(variant: str, point: Point, by_folder: Mapping[str, Result]) -> Row:
         scores={name: tuple(result["scores"].get(name) for result in finished) for name in _metric_names(finished)},
         lower_is_better=any(result.get("lower_is_better", False) for result in with_figures),
         failed=tuple(result["failed"] for result in results if "failed" in result),
+        evaluated_on=str(with_figures[0].get("evaluated_on", "test")) if with_figures else "test",
         caveats={name: tuple(result.get("caveats", ())) for name, result in by_folder.items() if _is_finished(result)},
     )
 

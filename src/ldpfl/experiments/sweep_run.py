@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import ldpfl
+from ldpfl.data.holding_out import scored_part
 from ldpfl.errors import ConfigError, DataError, LdpflError, PrivacyError, WriteError
 from ldpfl.experiments.figures import as_released
 from ldpfl.experiments.other_folders import SWEEP
@@ -199,7 +200,8 @@ def joint_guarantee(runs: Iterable[tuple[Cell, RunFolder]]) -> JointGuarantee | 
     delta = max(cell.config.privacy.delta for cell, _ in runs_on_user_data.values())
     statement = account_together([folder.ledger() for _, folder in runs_on_user_data.values()], delta)
     warnings = shared_seed_warnings(cell.config for cell, _ in runs_on_user_data.values())
-    return JointGuarantee(len(runs_on_user_data), replace(statement, warnings=(*statement.warnings, *warnings)))
+    part = scored_part(*(cell.config.data.evaluate_on for cell, _ in runs_on_user_data.values()))
+    return JointGuarantee(len(runs_on_user_data), replace(statement, warnings=(*statement.warnings, *warnings)), part)
 
 
 def stored_runs(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> list[tuple[Cell, RunFolder]]:

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any
 
 import ldpfl
+from ldpfl.data.holding_out import scored_part
 from ldpfl.errors import printable
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind
@@ -25,7 +26,7 @@ _UNITS = {
     "person": (
         "The unit of protection is one person at one client: two data sets are adjacent if one becomes the other by replacing all records "
         "of one person at one client by the records, more or fewer, of another person there who is trained on too, so that the number of a "
-        "client's persons is public. Records of test persons are not protected."
+        "client's persons is public. Records of persons who are not trained on are not protected."
     ),
     "client": (
         "The unit of protection is one client: two data sets are adjacent if one becomes the other by replacing all data of one client."
@@ -221,7 +222,7 @@ def _not_covered_sentence(config: RunConfig, kind: Kind) -> Iterator[str]:
     uncovered = [
         "names and kinds of columns",
         *([] if data.classes else ["names of classes"]),  # classes that the config names are not taken from the data
-        "scores on test rows",
+        f"scores on {scored_part(data.evaluate_on)} rows",
         *(["the choice of the round whose model is kept"] if config.training.patience else []),
     ]
     yield f"The guarantee does not cover {', '.join(uncovered[:-1])} and {uncovered[-1]}."

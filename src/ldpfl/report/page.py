@@ -36,6 +36,7 @@ from ldpfl.report.scores import (
     intervals_sentence,
     no_slope_sentence,
     noise_unit_sentence,
+    part_of,
     score_change,
     site_columns,
     site_heading,
@@ -248,9 +249,11 @@ def _measuring_sentence(ledger: Ledger, rounds: int) -> str:
 def _quality_values(result: dict[str, Any]) -> dict[str, Any]:
     """Return the page's values on the model's quality: figures with intervals, clients, calibration."""
     predicts_risks = result.get("event") is not None
+    calibration = _CALIBRATION if predicts_risks else _PREDICTED
     sentences = (event_sentence(result), zero_f1_sentence(result), no_slope_sentence(result), horizon_sentence(result))
     return {
         "quality": figure_rows(result) if len(result.get("scores", {})) > 1 else [],
+        "part": part_of(result),
         "quality_columns": figure_columns(result),
         "event": " ".join(filter(None, sentences)),
         "pooled": POOLED if result.get("pooled_scores") else "",
@@ -267,7 +270,7 @@ def _quality_values(result: dict[str, Any]) -> dict[str, Any]:
         "site_heading": site_heading(result),
         "site_notes": " ".join(filter(None, (site_spread(result), site_notes(result)))),
         "calibration": inline(lambda axes: plot_calibration(axes, result), (4.6, 3.6)) if result.get("calibration") else "",
-        "calibration_said": _CALIBRATION if predicts_risks else _PREDICTED,
+        "calibration_said": f"What was observed against what was predicted, for each tenth of the {part_of(result)} rows{calibration}",
         "tenths": [[f"{tenth['rows']:,}", *(f"{tenth[name]:.4g}" for name in _TENTH_COLUMNS)] for tenth in result.get("calibration", ())],
         "risks": inline(lambda axes: plot_risks(axes, result), (4.6, 2.4)) if result.get("risks") else "",
         "risk_rows": list(_risk_rows(result)),
@@ -275,12 +278,12 @@ def _quality_values(result: dict[str, Any]) -> dict[str, Any]:
 
 
 _TENTH_COLUMNS = ("predicted", "observed", "low", "high")
-_CALIBRATION = "What was observed against what was predicted, for each tenth of the test rows by predicted risk, with 95 % intervals."
-_PREDICTED = "What was observed against what was predicted, for each tenth of the test rows; bars hold the middle 80 % of observations."
+_CALIBRATION, _PREDICTED = " by predicted risk, with 95 % intervals.", "; bars hold the middle 80 % of observations."
+"""Ends of the caption of the calibration plot: for risks, and for numbers."""
 
 
 def _risk_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each interval of predicted risk, and the number of test rows in it."""
+    """Yield each interval of predicted risk, and the number of scored rows in it."""
     if result.get("risks"):
         for (low, high), row_count in zip(pairwise(result["risks"]["edges"]), result["risks"]["rows"], strict=True):
             yield f"{low:.2%} to {high:.2%}", f"{row_count:,}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, FAIR, GOOD, IN_SHORT, PROTECTED, Worth
 from ldpfl.report.privacy import best_over_run
-from ldpfl.report.scores import display_factor, metric_heading, seed_text
+from ldpfl.report.scores import display_factor, metric_heading, part_of, seed_text
 from ldpfl.tasks import ACCURACY
 from ldpfl.util.files import check_suffix, replace_atomically, write_text
 from ldpfl.util.number_format import epsilon_text, number as figure
@@ -80,7 +80,7 @@ def plot_scores(axes: Axes, result: dict[str, Any]) -> None:
 
 
 def plot_calibration(axes: Axes, result: Mapping[str, Any]) -> None:
-    """Draw what was observed against what was predicted, for each tenth of the test rows, and the diagonal on which both are equal."""
+    """Draw what was observed against what was predicted, for each tenth of the scored rows, and the diagonal on which both are equal."""
     tenths, predicts_risks = result["calibration"], result.get("event") is not None
     predicted, observed = ([tenth[name] for tenth in tenths] for name in ("predicted", "observed"))
     distances = [[tenth["observed"] - tenth["low"] for tenth in tenths], [tenth["high"] - tenth["observed"] for tenth in tenths]]
@@ -89,7 +89,8 @@ def plot_calibration(axes: Axes, result: Mapping[str, Any]) -> None:
     axes.plot([low, high], [low, high], color="0.55", linestyle="--", label="predicted as observed")
     # An observed value may lie outside its interval, and Matplotlib refuses negative lengths.
     error_bars = [[max(0.0, distance) for distance in side] for side in distances]
-    axes.errorbar(predicted, observed, error_bars, fmt="o", color="tab:blue", markersize=4, capsize=2, label="a tenth of the test rows")
+    label = f"a tenth of the {part_of(result)} rows"
+    axes.errorbar(predicted, observed, error_bars, fmt="o", color="tab:blue", markersize=4, capsize=2, label=label)
     axes.set_xlabel("mean predicted risk" if predicts_risks else "mean prediction")
     axes.set_ylabel("observed share" if predicts_risks else "observed")
     axes.grid(alpha=0.3)
@@ -97,11 +98,11 @@ def plot_calibration(axes: Axes, result: Mapping[str, Any]) -> None:
 
 
 def plot_risks(axes: Axes, result: Mapping[str, Any]) -> None:
-    """Draw a histogram of the predicted risks of the test rows."""
+    """Draw a histogram of the predicted risks of the scored rows."""
     edges, rows = result["risks"]["edges"], result["risks"]["rows"]
     axes.bar(edges[:-1], rows, width=[high - low for low, high in pairwise(edges)], align="edge", color="tab:blue")
     axes.set_xlabel("predicted risk")
-    axes.set_ylabel("test rows")
+    axes.set_ylabel(f"{part_of(result)} rows")
 
 
 def plot_spent(axes: Axes, points: Sequence[tuple[int, float]], measuring: int) -> None:

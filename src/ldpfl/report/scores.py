@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
+from ldpfl.data.holding_out import scored_part
 from ldpfl.report.site_means import site_means
 from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.weighted_metrics import (
@@ -35,6 +36,11 @@ def seed_text(result: Mapping[str, Any]) -> str:
     if result.get("seed_is_secret"):
         return ""
     return f", {'public ' if result.get('own_data') else ''}seed {result['seed']}"
+
+
+def part_of(result: Mapping[str, Any]) -> str:
+    """Return the word for the rows that the scores of a ``result`` are of: "test" or "holdout"."""
+    return scored_part(result.get("evaluated_on", "test"))
 
 
 def _is_share(metric: str) -> bool:
@@ -99,7 +105,8 @@ def event_sentence(result: Mapping[str, Any]) -> str:
         return f"The classes are {', '.join(names[:_MAX_NAMED])}{more}." if names else ""
     observed = result["scores"].get(OBSERVED)
     sentence = (
-        f"The event is {result['event']!r}, the second class: {format_score(OBSERVED, observed)} of {result['test_rows']:,} test rows."
+        f"The event is {result['event']!r}, the second class: {format_score(OBSERVED, observed)} of {result['test_rows']:,} "
+        f"{part_of(result)} rows."
     )
     if observed is None or observed <= 0.5 or len(names) != 2:
         return sentence
@@ -132,7 +139,8 @@ def horizon_sentence(result: Mapping[str, Any]) -> str:
     end = result.get("horizon")
     if end is None or not isfinite(end):  # None once the result has been read from its file
         return ""
-    return f"The {INTEGRATED_BRIER} covers times from 0 to {end:.4g}, by which nine tenths of the test rows' events have happened."
+    events = f"nine tenths of the {part_of(result)} rows' events"
+    return f"The {INTEGRATED_BRIER} covers times from 0 to {end:.4g}, by which {events} have happened."
 
 
 def no_slope_sentence(result: Mapping[str, Any]) -> str:
@@ -161,7 +169,7 @@ def figure_rows(result: Mapping[str, Any]) -> list[list[str]]:
 
 def site_columns(result: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the headings of the table of clients."""
-    return "client", "test rows", *(["events"] if _has_events(result) else []), *_site_figures(result)
+    return "client", f"{part_of(result)} rows", *(["events"] if _has_events(result) else []), *_site_figures(result)
 
 
 def _has_events(result: Mapping[str, Any]) -> bool:
@@ -235,7 +243,9 @@ def intervals_sentence(result: Mapping[str, Any]) -> str:
     """Return a sentence on how intervals were computed, and one on why some figures have none."""
     any_bootstrap = any(not name.endswith(MEASURED_AT_CLIENTS) for name in result.get("intervals", ()))
     sentence = (
-        f"Intervals: 95 %, Wilson's for shares of rows, else by a bootstrap over test {resampled_units(result)}." if any_bootstrap else ""
+        f"Intervals: 95 %, Wilson's for shares of rows, else by a bootstrap over {part_of(result)} {resampled_units(result)}."
+        if any_bootstrap
+        else ""
     )
     reason = result.get("intervals_note")
     missing = f"{'Some figures have no interval' if sentence else 'No intervals'}: {reason}." if reason else ""

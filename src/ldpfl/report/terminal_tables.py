@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from ldpfl.data.holding_out import scored_part
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Row, frontier, metric_of
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM
@@ -28,6 +29,7 @@ from ldpfl.report.scores import (
     no_score_sentence,
     no_slope_sentence,
     noise_unit_sentence,
+    part_of,
     score_change,
     seed_text,
     site_columns,
@@ -100,7 +102,7 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
             pooled,
         )
         caption = " ".join(filter(None, notes))
-        tables.append(_table_of_cells("figures on test rows", figure_columns(result), figure_rows(result), caption))
+        tables.append(_table_of_cells(f"figures on {part_of(result)} rows", figure_columns(result), figure_rows(result), caption))
     tables += at_clients_tables(result)
     if result.get("sites"):
         rows = site_rows(result)
@@ -116,6 +118,12 @@ def at_clients_tables(result: dict[str, Any]) -> list[Table]:
     rows = list(client_figures.figure_rows(result))
     return [_table_of_cells("measured at clients", client_figures.COLUMNS, rows, client_figures.how_measured(result))] if rows else []
 
+
+_SPREAD_OVER_SEEDS = {
+    "test": "which says nothing about the choice of test rows",
+    "holdout": "each of which draws its holdout rows, unless names of persons or files choose them",
+}
+"""What the spread over seeds says about the choice of test rows or holdout rows."""
 
 POOLED = "Pooled: a regression on all rows together, which nobody could make outside of a simulation."
 _MAX_SITES = 20
@@ -163,7 +171,8 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
         terms.append("a person: the epsilon protects all records of one person at a client, not the client as a whole")
     seeds = len(sweep.each_seed)
     if seeds > 1:
-        terms.append(f"±: standard deviation over {seeds} seeds, which says nothing about the choice of test rows")
+        part = scored_part(*(row.evaluated_on for row in rows))
+        terms.append(f"±: standard deviation over {seeds} seeds, {_SPREAD_OVER_SEEDS[part]}")
     legend = ["; ".join(terms)]
     if any(map(claim_mark, rows)):
         legend.append(CLAIM_LEGEND)
