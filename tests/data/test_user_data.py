@@ -765,6 +765,18 @@ def test_one_word_in_two_unicode_forms_is_one_class_and_one_input(named: tuple[s
     ]
 
 
+def test_a_missing_word_is_one_in_each_unicode_form_and_identifiers_keep_theirs(tmp_path: Path) -> None:
+    composed, decomposed = "erh\u00f6ht", "erho\u0308ht"
+    frame = patients(60).assign(word=[decomposed if row % 3 == 0 else f"w{row % 3}" for row in range(60)])
+    frame["person"] = [f"{decomposed}{row}" for row in range(60)]
+    settings = {**FEW, "clients.count": 4, "data.columns": ["age", "word"], "data.missing_words": [composed]}
+    result = api.run(data=frame, target="outcome", settings=settings, baseline=False, progress=False, target_epsilon=50)
+    assert any("columns with missing values: word (33" in note for note in result.to_dict()["caveats"])
+    assert list(result.predict(frame.head(5), id_column="person")["person"]) == list(frame["person"].head(5))
+    with pytest.raises(ConfigError, match="expected each word once"):
+        api.run(data=frame, target="outcome", settings={**settings, "data.classes": [composed, decomposed]}, progress=False)
+
+
 @pytest.mark.parametrize(
     ("targets", "said"),
     [

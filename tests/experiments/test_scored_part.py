@@ -101,8 +101,8 @@ def test_texts_of_a_sweep_name_the_rows_that_its_scores_are_of(part: str, tmp_pa
         ),
         ("test", 400, 6.0, "Give at least 10 rows of each outcome by a file of test rows (data.test_path)"),
         ("holdout", 400, 6.0, "Give some 100 rows of each outcome besides the test rows: a tenth of them are holdout rows"),
-        ("test", 400, 6.0, "the test set cannot show how good the model is: some outcomes are missing or rare among its 80 rows"),
-        ("holdout", 400, 6.0, "the holdout set cannot show how good the model is: some outcomes are missing or rare among its 32 rows"),
+        ("test", 400, 6.0, "the test set says little about some outcomes, which are missing or rare among its 80 rows"),
+        ("holdout", 400, 6.0, "the holdout set says little about some outcomes, which are missing or rare among its 32 rows"),
     ],
 )
 def test_warnings_say_how_many_rows_of_which_kind_are_needed(part: str, count: int, rare: float, sentence: str) -> None:

@@ -166,5 +166,5 @@ def test_test_rows_without_an_outcome_are_said(tmp_path: Path, task: str, target
             assert "macro F1" not in result.scores or task == "multilabel"
     assert notes["sound.csv"] == []
     (note,) = notes["test.csv"]
-    assert f"some outcomes are missing or rare among its 100 rows ({said})." in note
+    assert f"which are missing or rare among its 100 rows ({said})." in note
     assert "Give at least 10 rows of each outcome in data.test_path" in note

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from math import nan
 from typing import Literal
+from unicodedata import normalize
 
 Kind = Literal["numbers", "dates", "words"]
 """What a column holds."""
@@ -132,8 +133,8 @@ def describe_ambiguity(texts: Collection[str]) -> str:
 
 
 def means_no_value(text: str, missing: Collection[str]) -> bool:
-    """Return whether the cell ``text`` means "no value": it is empty, or one of ``missing``, which are in lower case."""
-    word = text.strip().lower()
+    """Return whether the cell ``text`` means "no value": it is empty, or one of ``missing``, which are in lower case and one form (NFC)."""
+    word = normalize("NFC", text.strip().lower())
     return not word or word in missing
 
 

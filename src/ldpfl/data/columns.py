@@ -144,7 +144,6 @@ def _kind(train: Table, name: str, config: DataConfig) -> Kind:
 
 def column_words(table: Table, name: str, *, numeric: bool = False, values: Collection[str] = ()) -> list[str]:
     """Return the cells of the column ``name`` as words in one Unicode form (NFC), with "" for an empty cell.
-
     Args:
         numeric: whether cells that are the same number become the same word, such as 1 and 1.0.
         values: words that are values even if they usually mean "no value", such as a class that is called "none".

@@ -29,7 +29,7 @@ EMPTY = "columns without any value"
 """Start of the note on empty input columns. The note reveals a property of private rows."""
 GAPS = "columns with missing values"
 """Start of the note on input columns in which some cells have no value. The note reveals a property of private rows."""
-COLLISIONS = "columns have more words than data.buckets keeps apart"
+COLLISIONS = "columns have many words for the number of data.buckets"
 """Start of the note on columns of words that share hash buckets. The note reveals a property of private rows."""
 _MIN_COPIED, _MIN_DISTINCT = 0.1, 0.9
 """Minimum share of test rows that are copies for a note, and of training rows that differ. With fewer, rows are equal by chance."""

@@ -44,8 +44,7 @@ def predict_rows(
     """
     encoder.check_threshold(threshold)
     table = _table(encoder, rows)
-    # missing=() keeps an identifier that reads "None", which would otherwise mean "no value".
-    identifiers = [] if id_column is None else column_words(replace(table, missing=()), _require_id_column(table, id_column))
+    identifiers = [] if id_column is None else _identifiers(table, id_column)
     with torch.no_grad():
         inputs = _unscaled_inputs(encoder, table)
         predictions = encoder.predictions(_outputs(module.eval(), _scaled(encoder, inputs)), threshold)
@@ -83,6 +82,14 @@ def _table(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Table:
     table = read_table(Path(rows)) if isinstance(rows, str | Path) else table_from_frame(rows, "the rows")
     remedy = "correct the cell" + ("" if encoder.data.missing == "refuse" else ", or leave it empty where there is no value")
     return replace(table.with_missing(encoder.data.missing_words), remedy=remedy)
+
+
+def _identifiers(table: Table, id_column: str) -> list[str]:
+    """Return the cells of the column ``id_column`` as they are written, so that they match those of other tables."""
+    column = table.columns[_require_id_column(table, id_column)]
+    if column.dtype != np.float64:
+        return [text.strip() for text in column]
+    return column_words(replace(table, missing=()), id_column)  # missing=(): 999 is an identifier, too
 
 
 def _require_id_column(table: Table, name: str) -> str:

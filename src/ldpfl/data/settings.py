@@ -168,7 +168,11 @@ class DataConfig(BaseModel):
         """Return ``words`` in one Unicode form, as words of a table are read."""
         if isinstance(words, dict):
             return {name: cls._in_one_form(listed) for name, listed in words.items()}
-        return [normalize("NFC", word) for word in words]
+        normalised = [normalize("NFC", word) for word in words]
+        if len(set(normalised)) < len(normalised):
+            twice = next(word for word in normalised if normalised.count(word) > 1)
+            raise ValueError(f"expected each word once, but {twice!r} stands there twice")
+        return normalised
 
     @field_validator("cut_points")
     @classmethod

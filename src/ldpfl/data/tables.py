@@ -16,6 +16,7 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,7 +124,7 @@ class Table:
 
     def with_missing(self, words: Collection[str]) -> Table:
         """Return the same table, in which ``words`` mean "no value"."""
-        return replace(self, missing=frozenset(word.strip().lower() for word in words))
+        return replace(self, missing=frozenset(normalize("NFC", word.strip().lower()) for word in words))
 
     def take(self, rows: NDArray[np.int64]) -> Table:
         """Return the table of these ``rows``. Error messages still give their places in the whole table."""

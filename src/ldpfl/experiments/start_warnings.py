@@ -22,6 +22,7 @@ from ldpfl.experiments.dataset import target_kind_of
 from ldpfl.experiments.planning.evaluation_noise import server_sees_senders
 from ldpfl.experiments.quality import MIN_EVENTS, MIN_SITE_ROWS
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
+from ldpfl.util.number_format import counted
 
 SCALE = "the inputs may be on a wrong scale"
 """Start of the note on inputs that are far from mean 0 and standard deviation 1. The note reveals a property of private rows."""
@@ -32,7 +33,7 @@ SIMILAR = "two clients have similar names,"
 SINGLE_CLASS = "clients have rows of one class each"
 """Start of the note on clients whose rows all have the same class. The note reveals a property of private rows."""
 
-FEW_OUTCOMES = "the test set cannot show how good the model is"
+FEW_OUTCOMES = "the test set says little about some outcomes"
 """Start of the note on outcomes that no test row has, or too few; it says "holdout set" if scores are of such rows.
 
 The note reveals a property of private rows."""
@@ -123,10 +124,7 @@ def _few_rows_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
 
 
 def _test_outcome_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
-    """Yield a warning if a user's own test rows all have one outcome, or too few rows have one of several outcomes.
-
-    Figures such as the AUROC then have no value or no interval, and the accuracy says nothing.
-    """
+    """Yield a warning if a user's own test rows all have one outcome, or too few rows have one of several outcomes."""
     rows, settings = len(data.test), config.data
     if not settings.brought or settings.evaluate_on == "clients" or rows < MIN_SITE_ROWS:  # few rows have a warning of their own
         return
@@ -134,8 +132,9 @@ def _test_outcome_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
     few = [name for name, count in counts.items() if count < MIN_EVENTS]
     if not few:
         return
-    unit = "rows" if data.test_persons is None else "persons"
-    found = ", ".join(f"{counts[name]:,} {unit} with {printable(name)}" for name in few[:_MAX_NAMED])
+    noun = "row" if data.test_persons is None else "person"
+    unit = f"{noun}s"
+    found = ", ".join(f"{counted(counts[name], noun)} with {printable(name)}" for name in few[:_MAX_NAMED])
     more = f" and {len(few) - _MAX_NAMED:,} more outcomes" if len(few) > _MAX_NAMED else ""
     part = scored_part(settings.evaluate_on)
     source = "in data.test_path" if settings.test_path else "by a file of test rows (data.test_path)"
@@ -143,8 +142,8 @@ def _test_outcome_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
     if part == "holdout":
         needed = f"some {round(MIN_EVENTS / HOLDOUT_SHARE)} {unit} of each outcome besides the test rows: a tenth of them are holdout rows"
     yield (
-        f"{FEW_OUTCOMES.replace('test', part)}: some outcomes are missing or rare among its {rows:,} rows ({found}{more}). Figures that "
-        f"compare outcomes, such as the AUROC or the accuracy, then say little or nothing. Give {needed}"
+        f"{FEW_OUTCOMES.replace('test', part)}, which are missing or rare among its {rows:,} rows ({found}{more}). Figures that compare "
+        f"these with others, or average over all, are unsure or have no value. Give {needed}"
     )
 
 
