@@ -310,10 +310,12 @@ def test_a_sweep_over_names_is_drawn_too(tmp_path: Path) -> None:
     assert "duchi" in (tmp_path / "names.svg").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("settings", "axes"), [(["seed = 3"], {}), ([], {"seed": [1, 2]})])
-def test_a_seed_is_no_setting_of_a_sweep(settings: list[str], axes: dict[str, list[int]]) -> None:
-    with pytest.raises(ConfigError, match=r"each run of a sweep has a seed of its own.*--seeds 3"):
-        sweep_of("quickstart", settings, axes)
+@pytest.mark.parametrize("place", ["settings", "axes", "variants", "overrides"])
+def test_a_seed_is_no_setting_of_a_sweep(place: str) -> None:
+    fault = {"settings": ["seed = 3"], "axes": {"seed": [1, 2]}, "variants": {"a": ["seed=9"]}}
+    config = sweep(**{place: fault[place]} if place in fault else {})
+    with pytest.raises(ConfigError, match=r"sets seed, but each of its runs has a seed of its own.*--seeds 3"):
+        cells(config, ["seed=7"] if place == "overrides" else [])
 
 
 def test_each_value_of_a_second_axis_has_a_line_of_its_own(tmp_path: Path) -> None:

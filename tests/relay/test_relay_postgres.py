@@ -398,6 +398,21 @@ def test_an_operator_is_told_of_slots_and_receivers_that_keep_the_write_ahead_lo
     assert receiver == {"event": "store_log_is_copied", "archive_mode": "off", "slots": "", "receivers": 1}
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_relay_that_may_not_see_who_copies_the_log_says_so(copying: Postgres, caplog: pytest.LogCaptureFixture) -> None:
+    database = copying.new_database()
+    engine = open_engine(copying.url(database))
+    copying.command("REVOKE SELECT ON pg_catalog.pg_stat_replication FROM PUBLIC", database=database)
+    warn_of_log_copies(engine)
+    engine.dispose()
+    (event,) = (json.loads(record.getMessage()) for record in caplog.records)
+    assert event["receivers"] == "unknown"
+    copying.command("REVOKE SELECT ON pg_catalog.pg_replication_slots FROM PUBLIC", database=database)
+    with pytest.raises(UnfitStore, match=r"may not see the replication slots.*GRANT SELECT ON pg_catalog\.pg_replication_slots TO"):
+        open_engine(copying.url(database))
+
+
 @contextmanager
 def receiving(server: Postgres) -> Iterator[None]:
     """Receive the server's write-ahead log without a slot, as a standby may."""

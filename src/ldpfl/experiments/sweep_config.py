@@ -164,16 +164,11 @@ def sweep_of(
         name: name of the sweep; by default the name of the data and the short names of the axes.
 
     Raises:
-        ConfigError: an axis has no list of values, a value cannot be that of a setting, or ``seed`` is set.
+        ConfigError: an axis has no list of values, or a value cannot be that of a setting.
     """
     for key, values in axes.items():
         if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
             raise ConfigError(f"axes: {key} is {shown(values)}, expected a list of values: give {{{key!r}: [...]}}")
-    if "seed" in {*(key.strip() for key in axes), *(setting.partition("=")[0].strip() for setting in settings)}:
-        raise ConfigError(
-            "seed is set, but each run of a sweep has a seed of its own: leave it out, and give the number of runs of each setting "
-            "(--seeds 3), or from Python their seeds (seeds=[1, 2])"
-        )
     parsed_axes = {key.strip(): [setting_value(toml_value(value)) for value in values] for key, values in axes.items()}
     tree = {
         "name": name or _default_name(recipe, settings, parsed_axes),
@@ -247,8 +242,14 @@ def cells(
             since a stored sweep may be somebody else's.
 
     Raises:
-        ConfigError: there are too many runs, or a setting does not fit.
+        ConfigError: there are too many runs, or a setting does not fit or is the seed.
     """
+    settings_of_runs = itertools.chain(sweep.settings, *sweep.variants.values(), overrides)
+    if "seed" in {*map(str.strip, sweep.axes), *(setting.partition("=")[0].strip() for setting in settings_of_runs)}:
+        raise ConfigError(
+            f"sweep {sweep.name} sets seed, but each of its runs has a seed of its own: leave the setting out, and give the number of runs "
+            "of each setting (--seeds 3, or seeds in the sweep's file), or the list of their seeds (from Python, or in the file)"
+        )
     count = prod(map(len, sweep.axes.values())) * len(sweep.each_seed) * len(sweep.variants)
     if count > _MAX_CELLS:
         raise ConfigError(f"sweep {sweep.name} has {count:,} runs, expected at most {_MAX_CELLS:,}: leave out values or seeds")

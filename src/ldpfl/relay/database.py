@@ -38,7 +38,7 @@ _ADVISORY_LOCK = 0x6C647066  # any number that no other program on the database 
 
 _LOG_COPIES = text(
     """SELECT current_setting('archive_mode'), coalesce(string_agg(slot_name, ', ' ORDER BY slot_name), ''),
-    (SELECT count(*) FROM pg_stat_replication) FROM pg_replication_slots"""
+    has_table_privilege('pg_catalog.pg_stat_replication', 'SELECT') FROM pg_replication_slots"""
 )
 
 _POSTGRES = "postgresql://"
@@ -289,7 +289,8 @@ def warn_of_log_copies(engine: Engine) -> None:
     if is_sqlite(engine):
         return
     with reading(engine) as connection:
-        archive_mode, slots, receivers = connection.execute(_LOG_COPIES).one()
+        archive_mode, slots, sees_receivers = connection.execute(_LOG_COPIES).one()
+        receivers = connection.scalar(text("SELECT count(*) FROM pg_stat_replication")) if sees_receivers else "unknown"
     if archive_mode != "off" or slots or receivers:
         log_event("store_log_is_copied", archive_mode=archive_mode, slots=slots, receivers=receivers)
 

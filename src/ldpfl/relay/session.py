@@ -209,7 +209,13 @@ def _check_log(connection: psycopg.Connection[Any]) -> None:
 
 def _check_no_logical_slot(connection: psycopg.Connection[Any]) -> None:
     """Raise if a logical replication slot of the database hands each row to whoever reads the slot, also after the row was deleted."""
-    slot = connection.execute(_QUERY_LOGICAL_SLOT.encode()).fetchone()
+    try:
+        slot = connection.execute(_QUERY_LOGICAL_SLOT.encode()).fetchone()
+    except psycopg.errors.InsufficientPrivilege:
+        raise UnfitStore(
+            "the relay may not see the replication slots of the store's server: run, as a superuser, "
+            "GRANT SELECT ON pg_catalog.pg_replication_slots TO ROLE, where ROLE is the role that the relay connects as"
+        ) from None
     if slot is not None:
         raise UnfitStore(
             f"the logical replication slot {slot[0]} of the store's database keeps clients' names and reports for whoever reads it: "

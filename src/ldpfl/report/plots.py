@@ -170,7 +170,7 @@ def plot_worth(axes: Axes, rows: Sequence[tuple[Row, float]], sweep: SweepConfig
         points = sorted(((epsilon_of_row[id(row)], row) for row in series), key=lambda pair: pair[0])
         means, deviations = _means_and_deviations([row for _, row in points])
         epsilons = [epsilon for epsilon, _ in points]
-        marker = "osD^vPX*"[number // 10 % 8]  # Matplotlib has ten colours, "C0" to "C9"; the next ten variants get another marker
+        marker = _MARKERS[number // 10 % len(_MARKERS)]
         axes.errorbar(
             epsilons,
             means,
@@ -186,6 +186,9 @@ def plot_worth(axes: Axes, rows: Sequence[tuple[Row, float]], sweep: SweepConfig
     axes.set_ylabel(literal(metric_heading(rows[0][0].metric)))
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8, frameon=False)
 
+
+_MARKERS = "osD^vPX*"
+"""Markers of the first ten lines, of the next ten, and so on: Matplotlib has ten colours, "C0" to "C9"."""
 
 ZONES: Mapping[Worth, str] = {"good": "#d9f0dd", "fair": "#f7ecc9", "bad": "#fbdcd8"}
 """Background colours of good, fair and bad protection."""
@@ -252,7 +255,8 @@ def _draw_lines(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str)
         if len(positions) < len(series) or not all(map(isfinite, positions)):
             panel.axhline(means[0], color="0.4", linestyle="--", linewidth=1, label=label)
         else:
-            panel.errorbar(positions, means, deviations, color=f"C{number % 10}", marker="o", markersize=4, capsize=2, label=label)
+            marker = _MARKERS[number // 10 % len(_MARKERS)]
+            panel.errorbar(positions, means, deviations, color=f"C{number % 10}", marker=marker, markersize=4, capsize=2, label=label)
             all_positions += positions
     if by_budget and all_positions and min(all_positions) > 0 and max(all_positions) > 10 * min(all_positions):
         panel.set_xscale("log")
