@@ -393,7 +393,7 @@ def test_names_that_no_run_has_are_not_sent(world: World, run: str) -> None:
             lambda: server.acknowledge(run, 1),
             lambda: server.cancel(run, 1),
         ):
-            with pytest.raises(ProtocolError, match="cannot be the name of a run"):
+            with pytest.raises(ProtocolError, match="the name of the run is not valid"):
                 action()
         with pytest.raises(ProtocolError, match="no such upload"):
             alice.upload(RUN, 1, run, blob("alice"), within_s=60.0)
