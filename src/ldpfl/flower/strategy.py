@@ -297,7 +297,8 @@ class LdpStrategy(Strategy):
         """Log the guarantee of each client's report, against whom it holds, and whether the run begins or goes on."""
         progress = self._current_progress()
         last = progress.checkpoint.state.round
-        start = f"the run goes on after round {last}" if last else "the run begins"
+        is_new = not last and not progress.participation.begun  # a run may have been stopped in its first round
+        start = "the run begins" if is_new else f"the run goes on after round {last}"
         LOGGER.info("%s: %s; %s", self.config.mechanism.name, guarantee_text(progress), start)
 
     def _run_round(self, progress: RunProgress, number: int, train_config: ConfigRecord, grid: Grid) -> None:
