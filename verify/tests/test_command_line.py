@@ -172,8 +172,14 @@ def test_what_a_kind_of_trust_needs_is_said_even_if_the_author_removed_it(truste
     assert "the other clients are honest" in out
 
 
-def test_a_guarantee_that_trusts_nobody_needs_no_such_note(run: Run, tmp_path: Path) -> None:
-    def change(statement: dict[str, Any]) -> None:
-        statement["guarantees"] = [{**statement["guarantees"][0], "trusted": "local"}]
+@pytest.mark.parametrize(("trusted", "notes"), [("local", (False, False)), ("shuffled", (True, True))])
+def test_a_certificate_that_leaves_out_what_holds_against_everybody_gets_a_note(
+    trusted: str, notes: tuple[bool, bool], run: Run, tmp_path: Path
+) -> None:
+    """A guarantee that trusts nobody needs neither this note nor one on whom it trusts."""
 
-    assert "hold only if" not in run(write_unsigned(tmp_path, change))[1]
+    def change(statement: dict[str, Any]) -> None:
+        statement["guarantees"] = [{**statement["guarantees"][0], "trusted": trusted}]
+
+    said = " ".join(run(write_unsigned(tmp_path, change))[1].split())
+    assert ("rows that trust a" in said, "no row says what holds where nobody is trusted" in said) == notes

@@ -133,6 +133,8 @@ def _notes_on_trust(statement: Statement) -> Iterator[str]:
     hidden = ", and nobody learns in which rounds a client takes part" if secret else ""
     for kind in kinds:
         yield f"rows that trust a {_ASSUMPTION_OF_TRUST[kind]}, the other clients are honest{hidden}"
+    if all(line.trusted != "local" for line in statement.guarantees):
+        yield "no row says what holds where nobody is trusted: what reports reveal before they are mixed or added up is left out"
 
 
 def _notes_on_large_deltas(statement: Statement) -> Iterator[str]:
