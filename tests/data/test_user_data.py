@@ -951,6 +951,19 @@ def test_columns_say_of_what_kind_they_are(table: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [(), ("\u00e9", "b"), ("e\u0301", "b")], ids=["unnamed", "composed", "decomposed"])
+def test_a_folder_of_a_class_may_have_either_unicode_form(named: tuple[str, ...], tmp_path: Path) -> None:
+    """macOS writes the names of folders in the decomposed form."""
+    for place in range(60):
+        folder = tmp_path / "train" / ("e\u0301", "b")[place % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (place, 0, 0)).save(folder / f"{place:02}.png")
+    settings = {**FEW, "clients.count": 3, "model.name": "linear", "data.classes": list(named)}
+    result = api.run(data=tmp_path, settings=settings, baseline=False, progress=False, target_epsilon=50.0)
+    assert set(result.predict(tmp_path / "train" / "b").columns) >= {"probability of \u00e9", "probability of b"}
+
+
 def test_a_folder_of_images_by_class_is_data(tmp_path: Path, ldpfl: CommandLine) -> None:
     """As people have them, and as data sets of the hub are laid out: Parquet files with an image column."""
     random_ = np.random.default_rng(0)

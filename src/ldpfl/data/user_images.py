@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -92,7 +93,8 @@ def read_pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) ->
     image = image_column(splits["train"]) or ""
     label = _label_column(splits["train"], image, config, origin)
     feature = splits["train"].features[label]
-    class_names = tuple(config.classes) or (tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else ())
+    found = feature.names if isinstance(feature, datasets.ClassLabel) else ()
+    class_names = tuple(config.classes) or tuple(dict.fromkeys(normalize("NFC", name) for name in found))  # macOS writes names as NFD
     targets: list[Tensor] = []
     for split in splits.values():
         # The train split comes first, and the classes found there number those of the test split.
@@ -231,7 +233,7 @@ def _number_labels(labels: list[Any], classes: Sequence[str], origin: str) -> tu
         if not 0 <= min(labels) <= max(labels) < MOST_CLASSES:
             raise DataError(f"some classes of {origin!r} are not whole numbers from 0 to {MOST_CLASSES - 1}: correct them")
         return labels, ()
-    words = [str(label) for label in labels]
+    words = [normalize("NFC", str(label)) for label in labels]
     number_of: Mapping[str, int] = {word: number for number, word in enumerate(classes or sorted(set(words)))}
     unknown = [row for row, word in enumerate(words, start=1) if word not in number_of]
     if unknown:

@@ -7,6 +7,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from unicodedata import normalize
 
 from ldpfl.data.folders import visible_files
 from ldpfl.data.nodes import node_table_path, read_node_table, values_beyond_bounds
@@ -139,7 +140,7 @@ def _check_images(folder: Path, files: Sequence[Path], classes: Sequence[str]) -
     Folders that the app does not name are only counted, never named: an operator may have one folder for each patient.
     """
     images = [file.relative_to(folder) for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
-    images_in = Counter(image.parts[0] for image in images if len(image.parts) > 1)
+    images_in = Counter(normalize("NFC", image.parts[0]) for image in images if len(image.parts) > 1)
     class_folders = [name for name in classes if name in images_in]
     content = counted(len(images), "image")
     if images_in:
@@ -151,7 +152,8 @@ def _check_images(folder: Path, files: Sequence[Path], classes: Sequence[str]) -
         lie = "lies" if loose == 1 else "lie"
         text = f"{loose:,} of the images {lie} in {folder} itself, and so in no class: move each into the folder of its class"
         yield Finding("data", Standing.LOOK, printable(text))
-    empty_folders = [entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "." and entry.name not in images_in]
+    folders = [normalize("NFC", entry.name) for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."]
+    empty_folders = [name for name in folders if name not in images_in]
     if empty_folders:
         empty_classes = sorted(set(empty_folders).intersection(classes))
         among_them = f", among them {_first_names(empty_classes)}" if empty_classes else ""
