@@ -310,6 +310,18 @@ def test_a_sweep_over_names_is_drawn_too(tmp_path: Path) -> None:
     assert "duchi" in (tmp_path / "names.svg").read_text(encoding="utf-8")
 
 
+def test_a_sweep_whose_scores_have_no_value_is_shown(tmp_path: Path) -> None:
+    """As the AUROC has none where all test rows are of one class. One run with a value has no spread."""
+    config = sweep(axes={"privacy.target_epsilon": [1.0, 2.0]}, variants={"as it is": []})
+    scores = {1.0: (math.nan, math.nan), 2.0: (0.5, math.nan)}
+    found = [
+        Row("as it is", (("privacy.target_epsilon", epsilon),), score, 10, {"local": epsilon}, 1.0) for epsilon, score in scores.items()
+    ]
+    assert [row.deviation for row in found] == [0.0, 0.0]
+    assert sweep_table(config, found).row_count == 2
+    draw_sweep(tmp_path / "none.svg", config, found)
+
+
 @pytest.mark.parametrize("place", ["settings", "axes", "variants", "overrides"])
 def test_a_seed_is_no_setting_of_a_sweep(place: str) -> None:
     fault = {"settings": ["seed = 3"], "axes": {"seed": [1, 2]}, "variants": {"a": ["seed=9"]}}

@@ -92,7 +92,7 @@ def set_(
     epsilon: Annotated[float, typer.Option(help="Maximum epsilon of all that this client ever sends, trusting nobody.")],
     delta: Annotated[float | None, typer.Option(help="Failure probability; 0 counts pure sums.", show_default="as it was, or 1e-5")] = None,
 ) -> None:
-    """Set the lifetime budget, and keep a record of it. Makes the file if there is none."""
+    """Set the lifetime budget. Makes the file if there is none. From the first report on, earlier budgets stay on record."""
     books = set_limit(file, epsilon, delta)
     spent = books.spent(books.limit.delta)
     before = f" (before: {_limit_text(books, index=-2)})" if len(books.granted) > 1 else ""

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
-from math import inf, isfinite, nan, sqrt
+from math import inf, isfinite, isnan, nan, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -329,8 +329,9 @@ def _nan_if_none(figure: float | None) -> float:
 
 
 def _standard_deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of ``values``; 0 for fewer than two."""
-    return statistics.stdev(values) if len(values) > 1 else 0.0
+    """Return the standard deviation of those ``values`` that are no NaN, as a score without a value is; 0 for fewer than two."""
+    known = [value for value in values if not isnan(value)]
+    return statistics.stdev(known) if len(known) > 1 else 0.0
 
 
 def frontier(rows: Sequence[Row]) -> list[Row]:
