@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -188,6 +189,29 @@ def described(folder: Path, pixels: NDArray[np.uint8], **columns: list[str]) -> 
         Image.fromarray(own).save(folder / "train" / name)
     pd.DataFrame({"file_name": names, **columns}).to_csv(folder / "train" / "metadata.csv", index=False)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace(",", ";"), r"metadata\.csv has no column file_name: .* by commas \(not by semicolons\)"),
+        (lambda text: text.replace("file_name", "file"), r"metadata\.csv has no column file_name"),
+        (lambda text: text + "0003.png,ill,8\n", r"lists the image 0003\.png more than once: keep one row for each image"),
+        (lambda text: text.replace(",7\n", ",007\n"), r"the column 'site' of .* has codes with zeros in front.*a letter before each code"),
+        (lambda text: "", "cannot be read as a table in UTF-8 with commas"),
+    ],
+    ids=["semicolons", "no file names", "twice", "codes", "empty"],
+)
+def test_a_table_of_images_that_would_be_misread_is_refused(change: Callable[[str], str], said: str, tmp_path: Path) -> None:
+    """Else one image would be two records, or two hospitals one."""
+    pixels, ill = scans(40)
+    folder = described(tmp_path / "scans", pixels, finding=[["healthy", "ill"][one] for one in ill], site=["7", "8"] * 20)
+    table = folder / "train" / "metadata.csv"
+    settings = {"training.rounds": 1, "data.target": "finding"}
+    api.run(data=folder, client="site", target_epsilon=4.0, settings=settings, **HOW)
+    table.write_text(change(table.read_text(encoding="utf-8")), encoding="utf-8")
+    with pytest.raises(DataError, match=said):
+        api.run(data=folder, client="site", target_epsilon=4.0, settings=settings, **HOW)
 
 
 def test_images_of_one_person_are_protected_together(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from glob import escape
 from pathlib import Path
@@ -118,6 +119,9 @@ def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
     files = [file for file in visible_files(path) if file.suffix.lower() in IMAGE_SUFFIXES or file.stem == "metadata"]
     if not any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
         return "parquet", {"data_files": _parquet_of(path)}
+    for file in files:
+        if file.name == "metadata.csv":
+            _check_descriptions(file)
     folders = {file.relative_to(path).parts[0] for file in files}  # with the names of files that lie in ``path`` itself
     has_splits = "train" in folders and folders <= {"train", "test"} and all((path / name).is_dir() for name in folders)
     if not has_splits:
@@ -128,6 +132,37 @@ def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
     if one_class and not any(file.stem == "metadata" for file in files):
         arguments["drop_labels"] = False
     return "imagefolder", arguments
+
+
+def _check_descriptions(path: Path) -> None:
+    """Raise a :class:`DataError` if the library would misread the table ``path``, a ``metadata.csv`` that describes images.
+
+    It takes commas alone, reads a file's second row as a second image, and codes such as 007 as numbers.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            header, *rows = filter(None, csv.reader(lines))  # without empty lines
+    except (UnicodeDecodeError, csv.Error, ValueError) as error:  # ValueError: there is no line
+        raise DataError(
+            f"{path} cannot be read as a table in UTF-8 with commas: {type(error).__name__}; save it anew in this form"
+        ) from None
+    columns = dict(zip(header, zip(*rows, strict=False), strict=False))
+    names = next((cells for name, cells in columns.items() if name == "file_name" or name.endswith("_file_name")), None)
+    if rows and names is None:
+        raise DataError(
+            f"{path} has no column file_name: give the column with the images' files this name, and separate columns by commas (not by "
+            "semicolons)"
+        )
+    if names is not None and len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{path} lists the image {twice} more than once: keep one row for each image")
+    for name, cells in columns.items():
+        words = [cell.strip() for cell in cells if cell.strip()]
+        if all(word.isdecimal() for word in words) and any(len(word) > 1 and word[0] == "0" for word in words):
+            raise DataError(
+                f"the column {name!r} of {path} has codes with zeros in front, which would be read as numbers, so that 007 and 7 would be "
+                "one: write a letter before each code of the column"
+            )
 
 
 def _parquet_of(path: Path) -> dict[str, list[str]]:
