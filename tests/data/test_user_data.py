@@ -1043,6 +1043,8 @@ def test_images_to_measure_on_are_those_of_the_other_folder(tmp_path: Path, ldpf
         ([0, None], "has a class of the type NoneType"),
         ([[0], [1]], "has a class of the type list"),
         (["a", ""], None),
+        ([1, 2], None),
+        ([250, 410], None),
     ],
 )
 def test_classes_of_images_are_looked_at_as_those_of_a_table_are(labels: list[Any], said: str | None, tmp_path: Path) -> None:

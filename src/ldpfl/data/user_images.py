@@ -220,9 +220,12 @@ def _labels(split: Any, label: str, origin: str) -> list[Any]:
 
 
 def _number_labels(labels: list[Any], classes: Sequence[str], origin: str) -> tuple[list[int], tuple[str, ...]]:
-    """Return ``labels``, words or whole numbers, as numbers from 0, and the names of the classes; no names if labels are whole numbers.
+    """Return ``labels``, words or whole numbers, as numbers from 0, and the names of the classes; no names if labels are such numbers.
 
-    ``classes`` are the known names, empty if the data define them.
+    Whole numbers that do not begin at 0, or of which more than half are missing, are codes, and so names.
+
+    Args:
+        classes: the known names, empty if the data define them.
     """
     wrong_kinds = [type(label).__name__ for label in labels if not isinstance(label, str | int)]
     if wrong_kinds:
@@ -232,7 +235,10 @@ def _number_labels(labels: list[Any], classes: Sequence[str], origin: str) -> tu
     if not classes and all(isinstance(label, int) for label in labels):
         if not 0 <= min(labels) <= max(labels) < MOST_CLASSES:
             raise DataError(f"some classes of {origin!r} are not whole numbers from 0 to {MOST_CLASSES - 1}: correct them")
-        return labels, ()
+        found = sorted(set(labels))
+        if found[0] == 0 and 2 * len(found) > found[-1]:
+            return labels, ()
+        classes = [str(code) for code in found]
     words = [normalize("NFC", str(label)) for label in labels]
     number_of: Mapping[str, int] = {word: number for number, word in enumerate(classes or sorted(set(words)))}
     unknown = [row for row, word in enumerate(words, start=1) if word not in number_of]
