@@ -84,5 +84,5 @@ def sum_cost(clients: int, weights: int, bits: int) -> SumCost:
 
 
 def _core_time(seconds: float) -> str:
-    """Format seconds of one core, and how many cores do the work in an hour."""
-    return f"{seconds:,.0f} s of one core: an hour on {max(1, ceil(seconds / HOUR_S)):,} cores"
+    """Format seconds of one core, and how many cores do the work in an hour if one does not."""
+    return f"{seconds:,.0f} s of one core" + (f": an hour on {ceil(seconds / HOUR_S):,} cores" if seconds > HOUR_S else "")

@@ -134,9 +134,10 @@ _TO_WHOM: Mapping[str, str] = {
 }
 _UNPROVED = " That is not proved: it rests on code that is not ldpfl's."
 _VERDICT = (
-    "An observer who sees all that a client ever sends in this run, and guesses which of two {held} the client holds, is right with "
+    "An observer who sees {seen} of this run, and guesses which of two {held} the client holds, is right with "
     "probability {percent} at most ({trusted}; {source}; chance is 50 %)."
 )
+_SEEN: Mapping[str, str] = {"local": "all reports of a client", "shuffled": "all mixed reports", "summed": "all sums over clients"}
 _HELD: Mapping[str, str] = {"client": "data sets", "record": "records", "person": "persons' records"}
 
 
@@ -234,7 +235,8 @@ class Statement(Shown):
         source = "by epsilon" if by_epsilon <= by_noise else "by the noise of all releases, which epsilon bounds less closely"
         probability = min(1.0, min(by_epsilon, by_noise) * (1 + _DIGITS))
         percent = f"{ceil(100_000 * probability) / 1000:g} %"  # rounded up to three decimals
-        return _VERDICT.format(held=_HELD[self.protected], percent=percent, trusted=trusted, source=source) + unproved
+        seen = _SEEN[best.trust_model]
+        return _VERDICT.format(seen=seen, held=_HELD[self.protected], percent=percent, trusted=trusted, source=source) + unproved
 
     def figures(self) -> dict[str, float | str | None]:
         """Return the epsilons by name, for JSON: None if an epsilon is unknown, "infinity" if nothing is protected."""

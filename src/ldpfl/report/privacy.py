@@ -188,9 +188,13 @@ def regime_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     options = ", norm 1, magnitude_share 0" if plan["regime"] == "local" else ""
     yield "mechanism", f"{plan['mechanism']}, {plan['parameter']} {value}{options}"
     noise_ratio = plan["noise"] / plan["trusted_noise"]
-    yield "noise in the mean", f"{plan['noise']:.3g} of a gradient's length, {noise_ratio:.3g} times a trusted server's"
+    sent = "gradient" if by_record else "update"
+    yield (
+        "noise in the mean",
+        f"{plan['noise']:.3g} of the length of {'a' if by_record else 'an'} {sent}, {noise_ratio:.3g} times a trusted server's",
+    )
     units = f"{plan['part']}s a client" if by_record else "clients"
-    yield "for noise of 0.1 gradient lengths", f"about {plan['wanted']:,} {units}"
+    yield f"for noise of 0.1 {sent} lengths", f"about {plan['wanted']:,} {units}"
     round_bytes = plan["bytes_per_client"]
     yield "sent by a client", f"{round_bytes:,} bytes a round, {round_bytes * plan['reports']:,} in all"
     if plan["evaluation_epsilon"]:
