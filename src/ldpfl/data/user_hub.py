@@ -30,13 +30,13 @@ def fetch_data(config: DataConfig) -> tuple[pandas.DataFrame, ...] | Pictures:
         DataError: the data set cannot be downloaded or read.
     """
     origin = config.path or config.name
-    splits = _splits(origin, is_local=bool(config.path))
+    splits = _splits(origin, is_local=bool(config.path), config=config)
     if image_column(splits["train"]) is None:
         return tuple(split.to_pandas() for split in splits.values())
     if config.test_path:
         if "test" in splits:
             raise ConfigError(f"data.test_path is set, but {origin!r} already has a split 'test': leave data.test_path out")
-        test_splits = _splits(config.test_path, is_local=True, one_class=True)
+        test_splits = _splits(config.test_path, is_local=True, one_class=True, config=config)
         splits["test"] = test_splits.get("test", test_splits["train"])
         if image_column(splits["test"]) is None:
             raise DataError(f"data.test_path is {config.test_path!r}, which holds no images, but {origin!r} does: name a folder of images")
@@ -65,12 +65,13 @@ def read_new_images(path: Path, files: Sequence[Path] | None, mode: str) -> Tens
     return read_pixels(split, image, str(path), mode)
 
 
-def _splits(origin: str, *, is_local: bool, one_class: bool = False) -> dict[str, Any]:
+def _splits(origin: str, *, is_local: bool, one_class: bool = False, config: DataConfig | None = None) -> dict[str, Any]:
     """Return the splits train and test of the data set ``origin``.
 
     Args:
         is_local: whether ``origin`` is a path rather than an id on the hub. Local data are not kept in the library's cache.
         one_class: whether a folder of images may hold a single class. The library would read such images as having no class.
+        config: settings that name the columns to read of a table that describes images; None to read none.
     """
     import datasets  # slow to import
 
@@ -79,7 +80,7 @@ def _splits(origin: str, *, is_local: bool, one_class: bool = False) -> dict[str
         with silence_loggers("datasets", "huggingface_hub"), TemporaryDirectory() as folder:
             no_retries = datasets.DownloadConfig(max_retries=0)
             cache = folder if is_local else None
-            source, arguments = _source(Path(origin), one_class=one_class) if is_local else (origin, {})
+            source, arguments = _source(Path(origin), one_class=one_class, config=config) if is_local else (origin, {})
             arguments |= {"download_config": no_retries, "cache_dir": cache, "keep_in_memory": True if is_local else None}
             loaded = datasets.load_dataset(source, **arguments)
     except LdpflError:
@@ -107,7 +108,7 @@ def _nearest(path: Path) -> str:
     return f" ({suggestion})" if suggestion.startswith("did") else ""  # any other suggestion is a list of all names
 
 
-def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
+def _source(path: Path, *, one_class: bool, config: DataConfig | None) -> tuple[str, dict[str, Any]]:
     """Return the builder and the arguments for ``datasets.load_dataset``, with an explicit list of files for each split.
 
     Without the list, the library would guess the splits by words in the paths. With ``one_class``, even a single folder is a class.
@@ -121,7 +122,7 @@ def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
         return "parquet", {"data_files": _parquet_of(path)}
     for file in files:
         if file.name == "metadata.csv":
-            _check_descriptions(file)
+            _check_descriptions(file, config)
     folders = {file.relative_to(path).parts[0] for file in files}  # with the names of files that lie in ``path`` itself
     has_splits = "train" in folders and folders <= {"train", "test"} and all((path / name).is_dir() for name in folders)
     if not has_splits:
@@ -134,10 +135,11 @@ def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
     return "imagefolder", arguments
 
 
-def _check_descriptions(path: Path) -> None:
+def _check_descriptions(path: Path, config: DataConfig | None) -> None:
     """Raise a :class:`DataError` if the library would misread the table ``path``, a ``metadata.csv`` that describes images.
 
-    It takes commas alone, reads a file's second row as a second image, and codes such as 007 as numbers.
+    The library takes commas alone, reads a file's second row as a second image, and codes such as 007 as numbers. Codes matter only in
+    the columns that ``config`` reads.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
@@ -156,8 +158,11 @@ def _check_descriptions(path: Path) -> None:
     if names is not None and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{path} lists the image {twice} more than once: keep one row for each image")
-    for name, cells in columns.items():
-        words = [cell.strip() for cell in cells if cell.strip()]
+    if config is None:
+        return
+    targets = config.target_names if config.target else [name for name in columns if "label" in name]  # one of these has the classes
+    for name in {config.client, config.person, *targets}.intersection(columns):
+        words = [cell.strip() for cell in columns[name] if cell.strip()]
         if all(word.isdecimal() for word in words) and any(len(word) > 1 and word[0] == "0" for word in words):
             raise DataError(
                 f"the column {name!r} of {path} has codes with zeros in front, which would be read as numbers, so that 007 and 7 would be "

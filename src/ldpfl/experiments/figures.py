@@ -387,7 +387,7 @@ _SURER_SCORES = {
     ),
     "clients": "More rows are tested with a larger evaluation.share",
 }
-"""What helps against a wide interval, by ``data.evaluate_on``."""
+"""Advice on a score with a wide interval, for each value of ``data.evaluate_on``."""
 
 ONE_CLASS = "all test rows are predicted to be of the class"
 """Start of the note on the one class that a model predicts for all rows; it says "holdout rows" if scores are of such rows."""

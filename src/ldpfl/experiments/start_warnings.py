@@ -111,12 +111,13 @@ def _few_rows_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
     """Yield a warning if a user's own data have too few test rows for metrics with intervals."""
     rows = len(data.test)
     if config.data.brought and rows < MIN_SITE_ROWS:
-        # Without a file of test rows, one row in TEST_SHARE is a test row.
-        from_all_rows = f"{TEST_SHARE * MIN_SITE_ROWS} rows in all, or a data.test_path"
-        needed = "a data.test_path with as many" if config.data.test_path else from_all_rows
         part = scored_part(config.data.evaluate_on)
         if part == "holdout":
             needed = f"{round(MIN_SITE_ROWS / HOLDOUT_SHARE)} rows besides the test rows"
+        elif config.data.test_path:
+            needed = "a data.test_path with as many"
+        else:  # without a file of test rows, one row in TEST_SHARE is a test row
+            needed = f"{TEST_SHARE * MIN_SITE_ROWS} rows in all, or a data.test_path"
         yield (
             f"{len(data.train):,} rows to train on and {rows:,} to measure on are too few: figures of a model say something from "
             f"{MIN_SITE_ROWS} {part} rows on, and intervals need 10 of each class; give {needed}"
@@ -137,10 +138,11 @@ def _test_outcome_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
     found = ", ".join(f"{counted(counts[name], noun)} with {printable(name)}" for name in few[:_MAX_NAMED])
     more = f" and {len(few) - _MAX_NAMED:,} more outcomes" if len(few) > _MAX_NAMED else ""
     part = scored_part(settings.evaluate_on)
-    source = "in data.test_path" if settings.test_path else "by a file of test rows (data.test_path)"
-    needed = f"at least {MIN_EVENTS} {unit} of each outcome {source}"
     if part == "holdout":
         needed = f"some {round(MIN_EVENTS / HOLDOUT_SHARE)} {unit} of each outcome besides the test rows: a tenth of them are holdout rows"
+    else:
+        source = "in data.test_path" if settings.test_path else "by a file of test rows (data.test_path)"
+        needed = f"at least {MIN_EVENTS} {unit} of each outcome {source}"
     yield (
         f"{FEW_OUTCOMES.replace('test', part)}, which are missing or rare among its {rows:,} rows ({found}{more}). Figures that compare "
         f"these with others, or average over all, are unsure or have no value. Give {needed}"

@@ -80,7 +80,7 @@ def plot_scores(axes: Axes, result: dict[str, Any]) -> None:
 
 
 def plot_calibration(axes: Axes, result: Mapping[str, Any]) -> None:
-    """Draw what was observed against what was predicted, for each tenth of the scored rows, and the diagonal on which both are equal."""
+    """Draw the observed over the predicted mean of each tenth of the scored rows. On the diagonal, which is drawn too, both are equal."""
     tenths, predicts_risks = result["calibration"], result.get("event") is not None
     predicted, observed = ([tenth[name] for tenth in tenths] for name in ("predicted", "observed"))
     distances = [[tenth["observed"] - tenth["low"] for tenth in tenths], [tenth["high"] - tenth["observed"] for tenth in tenths]]

@@ -123,7 +123,7 @@ _SPREAD_OVER_SEEDS = {
     "test": "which says nothing about the choice of test rows",
     "holdout": "each of which draws its holdout rows, unless names of persons or files choose them",
 }
-"""What the spread over seeds says about the choice of test rows or holdout rows."""
+"""End of the caption on the spread over seeds: whether the spread includes the choice of the scored rows."""
 
 POOLED = "Pooled: a regression on all rows together, which nobody could make outside of a simulation."
 _MAX_SITES = 20
