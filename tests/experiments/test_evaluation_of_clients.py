@@ -36,9 +36,10 @@ from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.report.page import page
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
-from ldpfl.simulation.evaluating_records import BINS, LOSS, NUMBERS, RIGHT, ClientFigures, RecordScores
+from ldpfl.simulation.evaluating_records import LOSS, NUMBERS, RIGHT, ClientFigures, RecordScores
 from ldpfl.simulation.evaluating_whole_clients import BitScores, ClientScores, MeanScores, WholeClientEvaluation
 from ldpfl.simulation.record_sums import NoisySum
+from ldpfl.simulation.score_bins import BINS
 from ldpfl.tasks.weighted_metrics import AUROC
 
 CLIENTS = 60

@@ -32,7 +32,7 @@ from ldpfl.report.client_figures import how_measured
 from ldpfl.report.page import page
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
-from ldpfl.simulation.evaluating_records import GAP, LOSS, MAX_BINNING, RIGHT, ClientFigures, Figure, RecordScores
+from ldpfl.simulation.evaluating_records import GAP, LOSS, MAX_BINNING, RIGHT, ClientFigures, Figure, RecordScores, as_measured
 from ldpfl.simulation.local_training import LocalTask, evaluated
 from ldpfl.simulation.record_sums import NoisySum, lattice_points, released_sum
 from ldpfl.simulation.workers import workers
@@ -175,7 +175,7 @@ def test_the_interval_of_an_auroc_covers_the_binning_of_scores(spread: float, is
     outputs = torch.from_numpy(np.stack([np.zeros(4000), logits], axis=1))
     vectors = scores.vectors(cast(LocalTask, task), outputs, torch.from_numpy(classes))
     sums = NoisySum(vectors.sum(dim=0).numpy(), 1e-6)
-    entry = client_evaluation_entry(scores, 1, {"sums": sums.points.tolist(), "noise": sums.noise, "records": 4000, "stated": False})
+    entry = client_evaluation_entry(scores, 1, as_measured(scores, sums, 4000))
     assert (AUROC in entry["figures"]) == is_shown
     assert ("The AUROC is left out" in how_measured({"at_clients": [entry]})) != is_shown
     if is_shown:
@@ -190,7 +190,7 @@ def test_a_class_that_is_too_rare_for_an_auroc_is_named() -> None:
         cast(LocalTask, task), torch.randn(500, 2, generator=torch.Generator().manual_seed(0)), torch.zeros(500, dtype=torch.int64)
     )
     sums = NoisySum(vectors.sum(dim=0).numpy(), 1.0)
-    entry = client_evaluation_entry(scores, 1, {"sums": sums.points.tolist(), "noise": sums.noise, "records": 500, "stated": False})
+    entry = client_evaluation_entry(scores, 1, as_measured(scores, sums, 500))
     assert AUROC not in entry["figures"]
     assert "The AUROC is left out: the held-back records of one class are too few" in how_measured({"at_clients": [entry]})
 

@@ -83,7 +83,7 @@ def test_figures_that_clients_measure_after_a_round_is_saved_are_added_to_the_lo
     path, round_ = tmp_path / "checkpoint.safetensors", example(2)
     round_.save(path)
     before = path.with_suffix(".jsonl").read_bytes()
-    told = {"sums": [0.1, -1 / 3], "noise": 0.5, "records": 40, "stated": False}
+    told = {"sums": [0.1, -1 / 3], "noise": 0.5, "records": 40, "stated": False, "edges": [0.5]}
     measured = replace(round_, history=(round_.history[0], replace(round_.history[1], at_clients=told)))
     measured.save(path)
     after = path.with_suffix(".jsonl").read_bytes()

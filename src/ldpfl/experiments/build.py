@@ -276,7 +276,7 @@ def _client_evaluation(config: RunConfig, data: Dataset, units: Division, person
     With a mechanism for whole clients, each client sends one noisy vector of figures. With ``dp-sgd``, it sends the noisy sum of one such
     vector for each record.
     """
-    vectors = evaluation_vector_layout(config, data.outputs)
+    vectors = evaluation_vector_layout(config, data.outputs, data.encoder)
     if isinstance(vectors, ClientScores):  # the layout for a mechanism that protects whole clients
         if not config.data.at_nodes and not units.sizes.all():  # a node on Flower without such records sends noise alone
             raise ConfigError(

@@ -11,8 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+import torch
+
 from ldpfl import models, tasks
 from ldpfl.data import Dataset
+from ldpfl.data.columns import draw_synthetic_inputs
+from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import split_off_share, split_off_share_by_name
 from ldpfl.data.persons import Persons
 from ldpfl.data.samples import Division
@@ -31,6 +35,8 @@ from ldpfl.simulation.least_squares import LeastSquares
 
 LINEAR, WITH_BIAS = "linear", "logistic-regression"
 """Models that consist of a linear head."""
+_EXAMPLES = 1024
+"""Number of synthetic rows from which the bins of scores of a logistic regression follow."""
 
 
 def least_squares_solver(config: RunConfig, data: Description) -> LeastSquares | None:
@@ -189,17 +195,24 @@ def _figures_layout(config: RunConfig, outputs: int) -> ClientScores:
     return kind(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
 
 
-def evaluation_vector_layout(config: RunConfig, outputs: int) -> RecordScores:
+def evaluation_vector_layout(config: RunConfig, outputs: int, encoder: Encoder | None = None) -> RecordScores:
     """Return the layout of the vector of figures that each held-back record, or each client if clients are protected, contributes.
 
-    ``outputs`` is the model's number of outputs.
+    Args:
+        outputs: number of outputs of the model.
+        encoder: encoder of the rows if the data are a table. Only the choice of the bins of scores needs it.
     """
     if isinstance(config.mechanism, DpSgdSettings):
         layout = RecordScores(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
     else:
         layout = _figures_layout(config, outputs)
+    is_logistic = config.model.name == WITH_BIAS and layout.of_classes and outputs == 2 and not config.model.mend
+    examples = None
+    if is_logistic and encoder is not None and not encoder.data.text:  # of texts and features no usual values are known
+        examples = draw_synthetic_inputs(encoder.data, _EXAMPLES, torch.Generator().manual_seed(0))
     # A user's own model or task might mix the records of a batch, so it sees them one by one.
-    return replace(layout, one_by_one=config.model.name not in models.names() or config.task.name not in tasks.names())
+    one_by_one = config.model.name not in models.names() or config.task.name not in tasks.names()
+    return replace(layout, one_by_one=one_by_one, examples=examples)
 
 
 def split_for_evaluation(config: RunConfig, division: Division, persons: Persons | None, data: Dataset) -> tuple[Division, Division]:

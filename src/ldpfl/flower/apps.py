@@ -97,7 +97,8 @@ def _local_result(message: Message, context: Context, *, is_trial: bool = False)
         return Message(RecordDict({ARRAYS: to_arrays(trained, layout)}), reply_to=message)
     evaluation = federation.judged
     if terms.kind == "evaluation" and isinstance(evaluation, WholeClientEvaluation):
-        vector = evaluation.vectors.client_values(federation.task, weights, evaluation.units[client : client + 1], confined=True)[0]
+        vectors = evaluation.vectors.fitted_to(weights)
+        vector = vectors.client_values(federation.task, weights, evaluation.units[client : client + 1], confined=True)[0]
     elif terms.kind == "statistics":
         mechanism = require_dp_sgd(vector_form(terms, layout, state.public()).mechanism)
         # `prepare` has scaled the columns, but the histograms count unscaled values.
@@ -158,7 +159,7 @@ def _record_sums(federation: Federation, weights: Tensor, client: int, kind: Kin
     evaluation, head = federation.judged, federation.head
     vectors: RecordVectors
     if kind == "evaluation" and evaluation is not None:
-        vectors, units = evaluation.vectors, evaluation.units
+        vectors, units = evaluation.vectors.fitted_to(weights), evaluation.units
     elif kind == "least-squares" and head is not None:
         vectors, units = head, federation.samples
     else:

@@ -50,7 +50,7 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
         )
     vectors = None if progress.planned.kind == "statistics" else summed_vectors(progress.config, progress.planned.kind)
     if isinstance(vectors, ClientScores):  # evaluation: clients are protected as a whole, and each has sent a report of its figures
-        return _after_evaluation(progress, pool.clients, event, vectors.estimated_sum(pool, progress.round.mechanism))
+        return _after_evaluation(progress, vectors, pool.clients, event, vectors.estimated_sum(pool, progress.round.mechanism))
     mechanism = require_dp_sgd(progress.round.mechanism)
     sums = noisy_sum(pool, mechanism, progress.round.ranges.dimension)  # in points of the mechanism's integer lattice
     if not np.isfinite(sums.points).all():
@@ -66,7 +66,7 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
     total = sums.in_units(mechanism.steps)
     if isinstance(vectors, LeastSquares):
         return _after_least_squares(progress, received, pool.clients, event, total, vectors, mechanism.records)
-    return _after_evaluation(progress, pool.clients, event, total)  # records are protected, and each has added its figures
+    return _after_evaluation(progress, vectors, pool.clients, event, total)  # records are protected, and each has added its figures
 
 
 def _after_least_squares(
@@ -95,13 +95,13 @@ def _after_least_squares(
     )
 
 
-def _after_evaluation(progress: RunProgress, clients: int, event: RoundEvent, total: NoisySum) -> Checkpoint:
-    """Return the last checkpoint with the figures that ``clients`` clients measured, computed from the noisy sums ``total``."""
+def _after_evaluation(progress: RunProgress, vectors: RecordScores, clients: int, event: RoundEvent, total: NoisySum) -> Checkpoint:
+    """Return the last checkpoint with the figures that ``clients`` clients measured: the noisy sums ``total`` of their ``vectors``."""
     before = progress.checkpoint
-    by_client = isinstance(summed_vectors(progress.config, "evaluation"), ClientScores)
+    by_client = isinstance(vectors, ClientScores)
     # The number of added vectors. That of records is taken from the config (`stated`), because nodes do not send their own numbers.
     count = clients if by_client else mean_held_back_records(progress.config) * clients
-    measured = as_measured(total, count, stated=not by_client)
+    measured = as_measured(vectors.fitted_to(before.state.model), total, count, stated=not by_client)
     history = (*before.history[:-1], replace(before.history[-1], at_clients=measured))
     return replace(before, history=history, ledger=before.ledger.charge(event))
 

@@ -109,7 +109,7 @@ def summed_vectors(config: RunConfig, kind: Kind) -> RecordScores | LeastSquares
     """
     data = describe_data(config)
     if kind == "evaluation":
-        return evaluation_vector_layout(config, data.outputs)
+        return evaluation_vector_layout(config, data.outputs, data.encoder)
     head = least_squares_solver(config, data)
     if head is None:
         raise ConfigError(

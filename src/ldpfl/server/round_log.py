@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError
 
 from ldpfl.errors import ConfigError
 from ldpfl.privacy import Ledger
@@ -32,12 +32,16 @@ _MEASURED_AFTER = "measured_after"
 
 
 class _AtClients(BaseModel):
-    """The result of an evaluation at clients after a round. ``stated``: whether ``records`` is a stated number, rather than counted."""
+    """The result of an evaluation at clients after a round.
+
+    ``stated`` says whether ``records`` is a stated number, rather than counted. ``edges`` are those of the bins of scores.
+    """
 
     sums: Annotated[list[float], Field(fail_fast=True)]
     noise: float
     records: Annotated[int, Field(ge=1, le=MAX_COUNT)]
     stated: bool
+    edges: Annotated[list[FiniteFloat], Field(fail_fast=True)]
 
 
 _METRICS = TypeAdapter(RoundMetrics)

@@ -9,10 +9,10 @@ weight. The squares of these differences add up to at most the square of :data:`
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, sqrt
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import without_claim
 from ldpfl.simulation.local_training import LocalTask, evaluated
 from ldpfl.simulation.record_sums import APART, NoisySum, client_sums, ranges_of, released_sum
+from ldpfl.simulation.score_bins import BINS, EQUAL_STEPS, ScoreBins
 from ldpfl.tasks import ACCURACY, Targets, absent_targets, unusable
 from ldpfl.tasks.weighted_metrics import AUROC
 from ldpfl.util.randomness import Purpose
@@ -50,10 +51,6 @@ NUMBERS = 3
 MOST_CLASSES = 32
 """Maximum number of classes for a confusion matrix. With more classes, most of its cells would be noise."""
 
-EDGES = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(-5, 5, 21))), [1.0]])
-"""Edges of the bins of scores, which are probabilities. Equal steps in log odds resolve small and large probabilities."""
-BINS = len(EDGES) - 1  # number of bins of scores, for observed ones and for others
-
 _LOSS_SHARE, _RIGHT_SHARE, _GAP_SHARE, _CELL_SHARE, _BIN_SHARE = 0.12, 0.34, 0.1, 0.22, 0.22
 """Share of each part in the squared distance of two records' vectors. A larger share gives the part's figures less noise."""
 
@@ -68,12 +65,27 @@ class RecordScores:
         loss_bound: clipping bound of the loss.
         one_by_one: whether each record has copies of model and loss to itself, so that no record can change the vector of another. Only
             built-in models and tasks need not.
+        bins: bins of the scores.
+        examples: synthetic inputs (E, F) of a logistic regression, to which :meth:`fitted_to` fits the bins; None for other models.
     """
 
     kind: Targets
     outputs: int
     loss_bound: float
     one_by_one: bool = True
+    bins: ScoreBins = EQUAL_STEPS
+    examples: Tensor | None = field(default=None, repr=False, compare=False)
+
+    def fitted_to(self, weights: Tensor) -> Self:
+        """Return a copy whose bins of scores suit the model with ``weights`` (d,). Without ``examples``, bins stay as they are.
+
+        Server and clients both call this. What it returns depends on no data, and has the same length of vectors.
+        """
+        if self.examples is None:
+            return self
+        slopes, biases = weights[: -self.outputs].reshape(self.outputs, -1).double(), weights[-self.outputs :].double()
+        log_odds = self.examples.double() @ (slopes[1] - slopes[0]) + biases[1] - biases[0]
+        return replace(self, bins=ScoreBins.for_log_odds(log_odds.numpy()))
 
     @property
     def of_classes(self) -> bool:
@@ -151,7 +163,7 @@ class RecordScores:
         vectors[:, 2] = weights.gap * (score - observed.double()) / 2
         if self.has_cells:
             vectors[rows, NUMBERS + actual * self.outputs + predicted] = weights.cell
-        bins = torch.from_numpy(np.clip(np.searchsorted(EDGES, score.numpy(), side="right") - 1, 0, BINS - 1))
+        bins = torch.from_numpy(self.bins.places(score.numpy()))
         vectors[rows, NUMBERS + self.cells + observed.long() * BINS + bins] = weights.bin
         vectors[:, 2:] = vectors[:, 2:].where(is_usable[:, None], 0.0)
 
@@ -190,24 +202,26 @@ class ClientEvaluation:
 
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
         """Evaluate the model after round ``number``, and return the noisy sum of vectors as ``RoundMetrics.at_clients`` stores it."""
-        mechanism = require_dp_sgd(self.mechanism)
+        mechanism, vectors = require_dp_sgd(self.mechanism), self.vectors.fitted_to(weights)
 
         def sums_of(batch: range) -> Tensor:
-            return client_sums(self.vectors, task, weights, self.units[batch.start : batch.stop], mechanism.steps, self.persons)
+            return client_sums(vectors, task, weights, self.units[batch.start : batch.stop], mechanism.steps, self.persons)
 
         context = b"evaluation" + weights.numpy().tobytes()
         clients, size = len(self.units), self.vectors.size
         total = released_sum(sums_of, clients, size, mechanism, seed=seed, purpose=Purpose.EVALUATION, number=number, context=context)
-        return as_measured(total.in_units(mechanism.steps), int(self.units.sizes.sum()))
+        return as_measured(vectors, total.in_units(mechanism.steps), int(self.units.sizes.sum()))
 
 
-def as_measured(total: NoisySum, records: int, *, stated: bool = False) -> dict[str, Any]:
-    """Return the noisy ``total`` over ``records`` records in the form in which ``RoundMetrics.at_clients`` stores it.
+def as_measured(vectors: RecordScores, total: NoisySum, records: int, *, stated: bool = False) -> dict[str, Any]:
+    """Return the noisy ``total`` of ``records`` records' vectors in the form in which ``RoundMetrics.at_clients`` stores it.
 
     Args:
+        vectors: layout of the vectors, with the bins that the clients used.
         stated: whether the number of records is an assumption in the terms of the round, because nodes do not send their own numbers.
     """
-    return {"sums": total.points.tolist(), "noise": total.noise, "records": records, "stated": stated}
+    edges = list(vectors.bins.edges) if vectors.of_classes else []
+    return {"sums": total.points.tolist(), "noise": total.noise, "records": records, "stated": stated, "edges": edges}
 
 
 def is_due(number: int, rounds: int, every: int) -> bool:
@@ -255,7 +269,7 @@ class ClientFigures:
     """The metrics that follow from a released sum of vectors.
 
     Attributes:
-        scores: layout of the vectors.
+        scores: layout of the vectors, with the bins that the clients used.
         total: the noisy sum.
         records: number of records, or persons, in the sum.
     """
@@ -267,7 +281,8 @@ class ClientFigures:
     @classmethod
     def of(cls, scores: RecordScores, measured: dict[str, Any]) -> ClientFigures:
         """Return the figures for a result of :meth:`ClientEvaluation.measured`."""
-        return cls(scores, NoisySum(np.array(measured["sums"]), float(measured["noise"])), int(measured["records"]))
+        used = replace(scores, bins=ScoreBins(tuple(measured["edges"]))) if scores.of_classes else scores
+        return cls(used, NoisySum(np.array(measured["sums"]), float(measured["noise"])), int(measured["records"]))
 
     def all(self) -> dict[str, Figure]:
         """Return each metric by its name. A metric that is lost in the noise is left out."""
@@ -306,7 +321,7 @@ class ClientFigures:
             return []
         (negatives, positives), noise = self._bins()
         rows = []
-        for score, negative, positive in zip(_MIDDLES, negatives, positives, strict=True):
+        for score, negative, positive in zip(self.scores.bins.middles, negatives, positives, strict=True):
             count = negative + positive
             if count > _CLEAR_DEVIATIONS * noise * sqrt(2):  # the noise of a sum of two counts
                 low, high = _share_interval(positive, count, noise)
@@ -321,8 +336,8 @@ class ClientFigures:
 
     def _deviation_of_gap(self, gap: float) -> float:
         """Return the standard deviation of the gap due to the finite number of records, estimated from the bins of scores."""
-        bins, _ = self._bins()
-        squared_gaps = np.stack([_MIDDLES, _MIDDLES - 1]) ** 2  # of a record that is not observed, and of one that is
+        (bins, _), middles = self._bins(), self.scores.bins.middles
+        squared_gaps = np.stack([middles, middles - 1]) ** 2  # of a record that is not observed, and of one that is
         squares = float((squared_gaps * np.maximum(bins, 0.0)).sum()) / self.records
         variance = max(squares - gap**2, 1 / self.records)  # noise may make the difference too small, or negative
         return sqrt(variance / self.records)
@@ -353,8 +368,6 @@ class ClientFigures:
 
 MAX_BINNING = 0.1
 """Largest bound on the error due to binning with which an AUROC is shown."""
-_MIDDLES = np.concatenate([[EDGES[1] / 2], 1 / (1 + np.exp(-(np.linspace(-5, 5, 21)[1:] - 0.25))), [(1 + EDGES[-2]) / 2]])
-"""Score that stands for each bin: its middle in log odds, and for the first and the last bin in probability."""
 _CLEAR_DEVIATIONS = 5.0
 """A noisy number of records is used as a divisor only if it exceeds this many standard deviations of its noise.
 

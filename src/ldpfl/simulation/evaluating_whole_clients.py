@@ -27,9 +27,10 @@ from torch import Tensor
 from ldpfl.data.samples import Division
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.simulation.evaluating_records import BINS, NUMBERS, ClientEvaluation, RecordScores, Weights, as_measured
+from ldpfl.simulation.evaluating_records import NUMBERS, ClientEvaluation, RecordScores, Weights, as_measured
 from ldpfl.simulation.local_training import LocalTask
 from ldpfl.simulation.record_sums import NoisySum, OneByOne, RecordVectors, mean_vectors, ranges_of, released_pool
+from ldpfl.simulation.score_bins import BINS
 from ldpfl.transport.shuffling import PartialPool, ReportPool
 from ldpfl.util.randomness import Purpose
 
@@ -169,13 +170,14 @@ class WholeClientEvaluation(ClientEvaluation):
 
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
         """Evaluate the model after round ``number``. Return the noisy sum of the clients' mean vectors, in the form that is stored."""
+        vectors = self.vectors.fitted_to(weights)
 
         def values_of(batch: range) -> Tensor:
-            return self.vectors.client_values(task, weights, self.units[batch.start : batch.stop])
+            return vectors.client_values(task, weights, self.units[batch.start : batch.stop])
 
         context, clients = b"evaluation" + weights.numpy().tobytes(), len(self.units)
         pool = released_pool(
-            values_of, clients, self.vectors.ranges, self.mechanism, seed=seed, purpose=Purpose.EVALUATION, number=number, context=context
+            values_of, clients, vectors.ranges, self.mechanism, seed=seed, purpose=Purpose.EVALUATION, number=number, context=context
         )
         single = bool(self.units.sizes.max(initial=0) <= 1)  # no client holds back more than one record
-        return as_measured(self.vectors.estimated_sum(pool, self.mechanism, single=single), clients)
+        return as_measured(vectors, vectors.estimated_sum(pool, self.mechanism, single=single), clients)

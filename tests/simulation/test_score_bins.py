@@ -1,0 +1,81 @@
+"""Bins of scores: how many pairs of scores they leave tied, where they lie for a model of a table, and what stands for each bin."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.special import expit, logit
+from scipy.stats import rankdata
+
+import ldpfl
+from ldpfl.simulation.score_bins import BINS, EQUAL_STEPS, ScoreBins
+from ldpfl.tasks.weighted_metrics import AUROC, MEASURED_AT_CLIENTS
+
+
+def tied(bins: ScoreBins, log_odds: np.ndarray) -> float:
+    """Return the share of pairs of scores that share a bin."""
+    shares = np.bincount(bins.places(expit(log_odds)), minlength=BINS) / len(log_odds)
+    return float((shares**2).sum())
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.5, 20.0])
+@pytest.mark.parametrize("center", [-4.0, 1.0])
+def test_bins_of_a_model_tie_few_scores_however_narrow_they_are(spread: float, center: float) -> None:
+    """22 equal bins would tie 4.5 % of pairs. Rows that vary twice or half as much as examples tie up to 13 %."""
+    normal = np.random.default_rng(0).normal(size=(2, 4000))
+    bins = ScoreBins.for_log_odds(center + spread * normal[0])
+    assert tied(bins, center + spread * normal[1]) < 0.06
+    assert tied(bins, center + 2 * spread * normal[1]) < 0.13
+    assert tied(bins, center + spread / 2 * normal[1]) < 0.13
+    assert spread > 1 or tied(EQUAL_STEPS, center + spread * normal[1]) > 0.2
+
+
+@pytest.mark.parametrize("examples", [[1.0, 1.0, 1.0], [0.0, np.nan], [0.0, np.inf]])
+def test_examples_that_tell_nothing_give_the_default(examples: list[float]) -> None:
+    assert ScoreBins.for_log_odds(np.array(examples)) == EQUAL_STEPS
+
+
+@pytest.mark.parametrize("bins", [EQUAL_STEPS, ScoreBins.for_log_odds(np.random.default_rng(0).normal(-2, 0.3, 1000))])
+def test_each_score_has_the_bin_between_its_edges_and_a_middle_lies_in_its_bin(bins: ScoreBins) -> None:
+    assert bins.places(np.array([0.0, 1.0])).tolist() == [0, BINS - 1]
+    assert bins.places(bins.middles).tolist() == [*range(BINS)]
+    edges = np.array(bins.edges)
+    assert bins.places(expit(edges)).tolist() == [*range(1, BINS)]  # an edge belongs to the bin above it
+    np.testing.assert_allclose(logit(bins.middles[1:-1]), (edges[1:] + edges[:-1]) / 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("slope", "base"), [(0.25, -1.0), (0.8, -3.5)])
+def test_clients_measure_the_auroc_of_a_table_s_model(slope: float, base: float) -> None:
+    """Scores that lie close together, and a rare outcome. With next to no noise, only binning is left."""
+    random = np.random.default_rng(0)
+    values = random.normal(size=(4000, 3)) * [10, 1, 0.1] + 5
+    ward = random.choice(list("abc"), 4000)
+    log_odds = base + slope * ((values[:, 0] - 5) / 10 + (values[:, 1] - 5) + (ward == "a"))
+    table = pd.DataFrame(values, columns=["x", "y", "z"]).assign(ward=ward, event=(random.random(4000) < expit(log_odds)).astype(int))
+    result = ldpfl.run(
+        data=table,
+        target="event",
+        seed=1,
+        baseline=False,
+        progress=False,
+        settings={
+            "clients.count": 3,
+            "data.classes": ["0", "1"],
+            "data.evaluate_on": "clients",  # the scores without noise are those of the held-back records, too
+            "training.rounds": 3,
+            "evaluation.epsilon": 1e4,
+            "evaluation.share": 0.5,
+            "mechanism.noise_multiplier": 0.1,
+            "privacy.target_epsilon": "off",
+            "shuffling.channel": "secure-sum",
+        },
+    ).to_dict()
+    (measured,) = result["at_clients"]
+    figure = measured["figures"][AUROC]
+    assert figure["high"] - figure["low"] - 2 * 1.96 * np.hypot(figure["noise"], figure["sampling"]) < 0.08  # twice the bound on binning
+    assert figure["low"] < result["scores"][AUROC] < figure["high"]
+    assert figure["value"] == pytest.approx(result["scores"][AUROC], abs=0.05)
+    assert f"{AUROC}{MEASURED_AT_CLIENTS}" in result["scores"]
+    assert rankdata([row["predicted"] for row in measured["calibration"]]).tolist() == [*range(1, len(measured["calibration"]) + 1)]
