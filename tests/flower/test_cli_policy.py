@@ -123,7 +123,7 @@ def test_an_existing_budget_is_compared_with_what_a_second_app_asks_for(app: Pat
         Budget(Path("budget.sqlite"), policy).charge(Request("run", number, release, offer.cohort, offer.transport))
     shown = " ".join(ldpfl("policy", "init", app, "--out", "second.toml").out.split())
     assert f" of {policy.lifetime_epsilon:g} left at delta 1e-05, and {policy.rounds} reports charged." in shown
-    assert f"raise rounds (to {2 * policy.rounds:,}) and lifetime_epsilon in the policy, and the budget" in shown
+    assert f"raise rounds (to {2 * policy.rounds:,}) and each limit on epsilon that is a number in the policy" in shown
     of_records = policy.model_copy(update={"protects": "record", "mechanisms": ("dp-sgd",), "rounds": 99})
     release = GaussianRelease("dp-sgd", 0.05, unit="record", author=OURS)
     Budget(Path("budget.sqlite"), of_records).charge(Request("other", 1, release, offer.cohort, offer.transport))

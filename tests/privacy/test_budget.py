@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import product
 from math import exp, inf
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from full_disk import files_up_to
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.errors import BudgetExhausted, ConfigError, Declined, Exhausted
 from ldpfl.mechanisms import Mechanism
@@ -464,7 +466,8 @@ def test_where_nothing_can_be_written_nothing_leaves(what: str, open_folder: Pat
     budget.charge(request(1))
     with an_ordinary_user(open_folder):
         (open_folder if what == "folder" else path).chmod(0o500 if what == "folder" else 0o400)
-        declined(lambda: budget.charge(request(2)), "cannot be used, so nothing leaves this client")
+        for use in (budget.charge, budget.check):
+            declined(partial(use, request(2)), "cannot be used, so nothing leaves this client")
         declined(lambda: set_limit(path, 2000.0), "cannot be used")
         if what == "folder":
             with pytest.raises(ConfigError, match="cannot be made: Permission denied"):
@@ -494,6 +497,19 @@ def test_a_full_disk_refuses_and_spoils_nothing(budget: Budget, monkeypatch: pyt
     monkeypatch.undo()
     assert read_books(budget.path).charges == len(charged)
     assert budget.charge(request(1)) == len(charged) + 1
+
+
+def test_a_node_with_a_full_disk_would_not_take_part_in_a_round(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the question before a round finds it, before other nodes are charged for a round that must fail."""
+    budget.charge(request(1))
+    before = budget.path.read_bytes()
+    with files_up_to(100):  # too small for SQLite's journal
+        for use in (budget.check, budget.charge):
+            declined(partial(use, request(2)), "cannot be used, so nothing leaves this client")
+    assert budget.path.read_bytes() == before
+    budget.check(request(2))
+    assert budget.path.read_bytes() == before
+    assert budget.charge(request(2)) == 2
 
 
 def test_a_file_that_was_not_finished_is_not_a_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

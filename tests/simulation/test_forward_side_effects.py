@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import deque
+from collections import UserDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, partial, partialmethod, singledispatchmethod, wraps
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -566,7 +566,138 @@ def kept_by_a_function_in_a_namespace() -> nn.Module:
     return Own()
 
 
+class Wrapper:
+    """A decorator that is an object, and keeps what it has seen."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.function, self.so_far = function, list[bool]()
+
+    def __call__(self, *arguments: Any) -> bool:
+        return noted(arguments[-1], self.so_far)
+
+
+def kept_by_an_object_around_a_static_method() -> nn.Module:
+    class Own(Linear3):
+        @staticmethod
+        @Wrapper
+        def seen(rows: Tensor) -> bool:
+            raise NotImplementedError
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.turned(rows, self.seen(rows))
+
+    return Own()
+
+
+def kept_by_an_object_around_a_property() -> nn.Module:
+    class Memo(Wrapper):
+        def __call__(self, *_: Any) -> Any:
+            return self.so_far
+
+    class Own(Linear3):
+        @property
+        @Memo
+        def so_far(self) -> list[bool]:
+            raise NotImplementedError
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.turned(rows, noted(rows, self.so_far))
+
+    return Own()
+
+
+def kept_in_an_argument_of_a_partial_method() -> nn.Module:
+    def passed(self: Any, so_far: list[bool], rows: Tensor) -> Tensor:
+        return torch.as_tensor(self.turned(rows, noted(rows, so_far)))
+
+    class Own(Linear3):
+        forward = partialmethod(passed, [])
+
+    return Own()
+
+
+def kept_by_one_of_several_functions_by_type() -> nn.Module:
+    class Own(Linear3):
+        @singledispatchmethod
+        def seen(self, rows: object) -> bool:
+            return False
+
+        @seen.register
+        def _(self, rows: torch.Tensor, so_far: list = []) -> bool:  # type: ignore[type-arg]  # noqa: B006
+            return noted(rows, so_far)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.turned(rows, self.seen(rows))
+
+    return Own()
+
+
+def kept_by_a_function_within(holder: Callable[[Callable[[Tensor], bool]], Any], used: Callable[[Any], Callable[[Tensor], bool]]) -> Any:
+    """Return what makes a model with the attribute ``holder(function)``, of which ``used`` gets the function again."""
+
+    def make() -> nn.Module:
+        def seen(rows: Tensor, so_far: list[bool] = []) -> bool:  # noqa: B006
+            return noted(rows, so_far)
+
+        class Own(Linear3):
+            def __init__(self) -> None:
+                super().__init__()
+                self.holder = holder(seen)
+
+            def forward(self, rows: Tensor) -> Tensor:
+                return self.turned(rows, used(self.holder)(rows))
+
+        return Own()
+
+    make.__name__ = f"kept by a function within {holder.__name__}"
+    return make
+
+
+@dataclass(slots=True)
+class Slots:
+    function: Callable[[Tensor], bool]
+
+
+class Functions(list[Any]):
+    function: Callable[[Tensor], bool]
+
+
+def list_with_an_attribute(function: Callable[[Tensor], bool]) -> Functions:
+    made = Functions()
+    made.function = function
+    return made
+
+
+def user_dict(function: Callable[[Tensor], bool]) -> UserDict[str, Callable[[Tensor], bool]]:
+    return UserDict({"function": function})
+
+
+def default_of_a_dict(function: Callable[[Tensor], bool]) -> defaultdict[str, Any]:
+    return defaultdict(lambda: function)
+
+
+def kept_in_the_annotations_of_a_function() -> nn.Module:
+    def seen(rows: Tensor) -> bool:
+        return noted(rows, seen.__annotations__.setdefault("so far", []))
+
+    class Own(Linear3):
+        seen_before = staticmethod(seen)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.turned(rows, self.seen_before(rows))
+
+    return Own()
+
+
 OUTSIDE = [
+    kept_by_an_object_around_a_static_method,
+    kept_by_an_object_around_a_property,
+    kept_in_an_argument_of_a_partial_method,
+    kept_by_one_of_several_functions_by_type,
+    kept_in_the_annotations_of_a_function,
+    *(kept_by_a_function_within(holder, lambda held: held.function) for holder in (Slots, list_with_an_attribute)),
+    kept_by_a_function_within(user_dict, lambda held: held["function"]),
+    kept_by_a_function_within(default_of_a_dict, lambda held: held.default_factory()),
     kept_in_a_default_argument,
     kept_in_a_helper_of_the_class,
     kept_in_an_array_of_the_class,
@@ -583,7 +714,7 @@ OUTSIDE = [
 ]
 
 
-@pytest.mark.thorough_except("kept_by_a_hook")
+@pytest.mark.thorough_except("kept_by_a_hook", "kept by a function within Slots")
 @pytest.mark.parametrize("make", OUTSIDE, ids=lambda make: make.__name__)
 def test_what_code_keeps_of_a_record_outside_of_copies_changes_no_other_record(make: Callable[[], nn.Module]) -> None:
     settings = RECORDS | {"evaluation.share": 0.5, "evaluation.epsilon": 0.5, "clients.count": 1}

@@ -157,16 +157,21 @@ def _content(tensor: Tensor) -> bytes:
     return tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
+_MAX_WAYS = 20_000
+"""Maximum number of ways that are tried to make a model's weights of the tensors in its file."""
+
+
 def _is_made_of(whole: bytes, pieces: Iterable[bytes]) -> bool:
     """Return whether ``whole`` is made of some of ``pieces``, one after another in any order, each used at most once.
 
     A model's file has frozen tensors and buffers, too, and its order is not that of the checkpoint's vector. All orders that fit so far are
-    followed, because several pieces may fit at one place.
+    followed, because several pieces may fit at one place. In a made-up file, orders may be without number: after :data:`_MAX_WAYS` ways
+    the answer is False.
     """
     counts = Counter(piece for piece in pieces if piece)
     # A way is the place where the next piece starts, and how many of each different piece are left.
     tried_ways, open_ways = set[tuple[int, tuple[int, ...]]](), [(0, tuple(counts.values()))]
-    while open_ways:
+    while open_ways and len(tried_ways) < _MAX_WAYS:
         way = start, left = open_ways.pop()
         if start == len(whole):
             return True

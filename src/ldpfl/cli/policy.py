@@ -153,8 +153,9 @@ def _print_left(budget: Path, policy: Policy) -> None:
     if charges:
         message += (
             " These count against the policy too. To let the app send all of its reports, raise rounds "
-            f"(to {charges + policy.rounds:,}) and lifetime_epsilon in the policy, and the budget (ldpfl budget set), until they cover all "
-            "apps over the same people's data. A new budget file for these people would break the bound."
+            f"(to {charges + policy.rounds:,}) and each limit on epsilon that is a number in the policy (lifetime_epsilon, relay_epsilon, "
+            "sum_epsilon), and the budget (ldpfl budget set), until they cover all apps over the same people's data. A new budget file for "
+            "these people would break the bound."
         )
     terminal().print(Text(message, style="yellow"), soft_wrap=True)
 

@@ -127,7 +127,8 @@ def too_few_reported(progress: RunProgress, needed: int, reasons: Mapping[int, s
     return TooFewTakePart(
         f"{progress.planned} was ended, and no report of it was released: {asked - len(reasons)} of {counted(asked, 'node')} can still "
         f"take part, and it needs {needed}{reasons_text(reasons)}. All of them had agreed "
-        f"before; nodes that train may have been charged. {_REMEDY}: it goes on after {progress.planned}, which is not repeated."
+        f"before; nodes that train may have been charged. If a log says that the relay's round ended too soon, raise ldpfl.window-s. "
+        f"{_REMEDY}: it goes on after {progress.planned}, which is not repeated."
         f"{advice_on_continuing(progress, asked - len(reasons), required)}"
     )
 

@@ -103,11 +103,12 @@ class Budget:
         The check may be repeated at no cost. A request that passes it may still be refused when it is charged.
 
         Raises:
-            Exhausted, Declined: as :meth:`charge`, except that the file need not be writable.
+            Exhausted, Declined: as :meth:`charge`.
         """
         self.policy.check(request)
-        with budget_transaction(self.path) as connection:
-            self._check_bounds(request, connection)
+        with budget_transaction(self.path, write=True) as connection:
+            self._add_charge(request, connection)
+            connection.execute("ROLLBACK")  # writing the journal has already shown whether the disk is full, or the file read-only
 
     def charge(self, request: Request) -> int:
         """Record a release durably, and return its number. Only then may the client's data be used for it.
@@ -122,9 +123,13 @@ class Budget:
         with self._noting_refusals():
             self.policy.check(request)
             with budget_transaction(self.path, write=True) as connection:
-                self._check_bounds(request, connection)
-                release = as_stored(request.release)
-                return add_charge(connection, self._with_honest_cohort(request), release, person=self.policy.person, node=self.node)
+                return self._add_charge(request, connection)
+
+    def _add_charge(self, request: Request, connection: Connection) -> int:
+        """Add the charge for ``request`` to an open file, and return its number. Raises the errors of :meth:`charge`."""
+        self._check_bounds(request, connection)
+        release = as_stored(request.release)
+        return add_charge(connection, self._with_honest_cohort(request), release, person=self.policy.person, node=self.node)
 
     def refused(self, refusal: Declined) -> Declined:
         """Note ``refusal`` in the file, if it can be written, and return it, so that the caller can raise it.

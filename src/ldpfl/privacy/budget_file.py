@@ -261,7 +261,10 @@ def _create(path: Path, limit: Limit) -> Books:
 
 @contextmanager
 def budget_transaction(path: Path, *, write: bool = False, patience: float = LOCK_TIMEOUT_S) -> Iterator[sqlite3.Connection]:
-    """Check the budget file and yield a transaction on it, committed durably if the block ends without an error. May raise Declined."""
+    """Check the budget file and yield a transaction on it. May raise Declined.
+
+    It is committed durably if the block ends without an error, unless the block itself has rolled it back.
+    """
     with _sqlite_transaction(_private_path(path), write=write, patience=patience) as connection:
         _check_sound(connection, path)
         yield connection
@@ -281,7 +284,8 @@ def _sqlite_transaction(path: Path, *, write: bool, patience: float) -> Iterator
             connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
                 yield connection
-                connection.execute("COMMIT")
+                if connection.in_transaction:
+                    connection.execute("COMMIT")
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")

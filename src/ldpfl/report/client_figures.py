@@ -28,7 +28,7 @@ def how_measured(result: Mapping[str, Any]) -> str:
         where = f"on {last['records']:,} {held_back}"
     return (
         f"Measured at clients after round {last['round']:,}, {where}. The figures are released with noise, and the guarantee covers them. "
-        f"The 95 % intervals allow for the noise and for the limited number of {unit}s."
+        f"The 95 % intervals allow for the noise and for the limited number of {unit}s.{_sentence_on_clusters(unit)}"
         f"{_sentence_on_count(last, unit)}{sentence_on_loss(result)}{_sentence_on_auroc(last)}"
     )
 
@@ -37,6 +37,11 @@ def _last_evaluation(result: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the figures that clients measured last; empty if they measured none."""
     evaluations = result.get("at_clients")
     return evaluations[-1] if evaluations else {}
+
+
+def _sentence_on_clusters(unit: str) -> str:
+    """Return a sentence on the assumption behind the intervals if a client has several ``unit``s; empty if a unit is a client."""
+    return "" if unit == "client" else f" They take {unit}s as independent, so they are too narrow if scores differ from client to client."
 
 
 def _sentence_on_auroc(last: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from io import BytesIO
 from itertools import chain
-from types import FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
+from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -259,10 +259,12 @@ def _parts(value: object) -> Iterable[object]:
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, type):
         return [] if _is_of_library(value) else [type(value), *value.__mro__[1:], *vars(value).values()]
+    if isinstance(value, BuiltinMethodType):  # such as the method ``append`` of a list
+        return [value.__self__]
     if isinstance(value, dict):
-        return [type(value), *value.values()]
+        return [type(value), *value.values(), getattr(value, "default_factory", None), *_attributes(value).values()]
     if isinstance(value, _CONTAINERS):
-        return [type(value), *value]
+        return [type(value), *value, *_attributes(value).values()]
     if isinstance(value, weakref.ref):
         return [value()]
     if isinstance(value, classmethod | staticmethod):
@@ -272,39 +274,56 @@ def _parts(value: object) -> Iterable[object]:
     if isinstance(value, Tensor):
         return [type(value), *vars(value).values()]
     if type(value).__module__ == "functools":  # such as a function with a cache, or a cached property
-        return [getattr(value, "__wrapped__", None), getattr(value, "func", None)]
+        return [getattr(value, name, None) for name in ("__wrapped__", "func", "dispatcher")]
     if isinstance(value, SimpleNamespace | Namespace):
         return list(vars(value).values())
     if isinstance(value, nn.Module) or _may_keep(type(value)):
-        attributes = getattr(value, "__dict__", {}).values()
+        attributes = _attributes(value).values()
         # Empty containers, such as PyTorch's many lists of hooks, refer to nothing.
         return [type(value), *(part for part in attributes if not (type(part) in _CAN_BE_EMPTY and not part))]
     return []
 
 
 def _may_keep(owner: type) -> bool:
-    """Whether objects of this class may refer to a user's functions: those of users' classes, and of ldpfl, which wraps losses."""
-    return not _is_of_library(owner) or owner.__module__.partition(".")[0] == "ldpfl"
+    """Whether objects of this class may refer to a user's functions: those of users' classes, of ldpfl, which wraps losses, containers."""
+    return not _is_of_library(owner) or owner.__module__.partition(".")[0] in ("ldpfl", "collections", "weakref")
 
 
 def _kept_by_class(owner: type) -> dict[str, object]:
     """Return the values, by name, that a class keeps for all its objects: all but methods, properties and what Python itself adds."""
-    kept = ((key, value) for key, value in vars(owner).items() if not key.startswith(_ADDED_BY_PYTHON))
+    kept = ((key, value) for key, value in vars(owner).items() if key not in _ADDED_BY_PYTHON)
+    return {key: value for key, value in kept if not _is_plain_method(value)}
+
+
+def _is_plain_method(value: object) -> bool:
+    """Whether a class attribute is a method or a property that keeps nothing itself. A function's values are found by the function."""
     # Python's methods and properties have ``__get__``. An object of a user's class that has it may still keep values.
-    return {key: value for key, value in kept if not hasattr(type(value), "__get__") or not _is_of_library(type(value))}
+    if not hasattr(type(value), "__get__") or not _is_of_library(type(value)):
+        return False
+    wrapped = _parts(value) if isinstance(value, classmethod | staticmethod | property | functools.partialmethod) else ()
+    return all(type(part) in _WITHOUT_PARTS or isinstance(part, type | FunctionType | BuiltinFunctionType) for part in wrapped)
 
 
-_ADDED_BY_PYTHON = ("__annotations", "__slotnames__", "_abc_", "_member_map_", "_value2member_map_")
-"""Starts of names of attributes that Python may add to a class while the class is used, or in which it lists the members of an enum."""
+_ADDED_BY_PYTHON = frozenset(
+    {
+        *("__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__"),
+        *("__slotnames__", "_abc_impl", "_member_map_", "_value2member_map_"),
+    }
+)
+"""Names of attributes that Python may add to a class while the class is used, or in which it lists the members of an enum."""
 
 
 def _kept_by_function(function: FunctionType) -> tuple[object, ...]:
     """Return the values that a function keeps between two calls."""
-    return (*_closure_values(function), function.__defaults__, function.__kwdefaults__, function.__dict__)
+    return (*_closure_values(function), function.__defaults__, function.__kwdefaults__, function.__dict__, function.__annotations__)
 
 
 def _copy_of(value: Any) -> Any:
-    """Return a deep copy of ``value``, or ``value`` itself if it cannot be copied."""
+    """Return a deep copy of ``value``, also of what a method or property wraps, or ``value`` itself if it cannot be copied."""
+    if isinstance(value, classmethod | staticmethod):
+        return type(value)(_copy_of(value.__func__))
+    if type(value) is property:
+        return property(_copy_of(value.fget), _copy_of(value.fset), _copy_of(value.fdel), value.__doc__)
     with suppress(Exception):
         return copy.deepcopy(value)
     return value
@@ -330,15 +349,15 @@ def _restorer(function: FunctionType) -> Callable[[], None]:
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # the variable has no value yet
             cells.append((cell, _copy_of(cell.cell_contents)))
-    defaults, keyword_defaults, attributes = (
-        _copy_of(value) for value in (function.__defaults__, function.__kwdefaults__, function.__dict__)
+    defaults, keyword_defaults, attributes, annotations = (
+        _copy_of(value) for value in (function.__defaults__, function.__kwdefaults__, function.__dict__, function.__annotations__)
     )
 
     def put_back() -> None:
-        """Restore the enclosing variables (closure cells), defaults and attributes that were copied above."""
+        """Restore the enclosing variables (closure cells), defaults, attributes and annotations that were copied above."""
         for cell, value in cells:
             cell.cell_contents = value
-        function.__defaults__, function.__kwdefaults__ = defaults, keyword_defaults
+        function.__defaults__, function.__kwdefaults__, function.__annotations__ = defaults, keyword_defaults, annotations
         function.__dict__.clear()
         function.__dict__.update(attributes)
 
@@ -418,6 +437,8 @@ class _AllContents(_Contents):
         with suppress(Exception):
             pickle.dumps(value)
             return NotImplemented  # pickle it as usual
+        if isinstance(value, classmethod | staticmethod | property):
+            return (str, (type(value).__name__,), _parts(value))
         if isinstance(value, FunctionType):
             return (str, (_type_and_identity(value),), (_closure_values(value), value.__defaults__, value.__kwdefaults__, value.__dict__))
         with suppress(Exception):

@@ -112,7 +112,7 @@ def verify(certificate: Certificate | str | Path, *, ledger: str | Path | None =
     return SecondOpinion(
         statement.run,
         tuple(_verdicts(statement)),
-        (*notes, *_notes_on_trust(statement), *_notes_on_large_deltas(statement), *statement.caveats),
+        (*notes, *_notes_on_trust(statement), *_notes_on_large_deltas(statement), *_caveats_of(statement)),
     )
 
 
@@ -138,12 +138,27 @@ def _notes_on_trust(statement: Statement) -> Iterator[str]:
 
 
 def _notes_on_large_deltas(statement: Statement) -> Iterator[str]:
-    """Yield a note for each delta of one over the number of clients or more. It allows to publish all data of a client drawn at random."""
+    """Yield a note for each delta of one over the number of clients or more. It allows to publish all data of a client drawn at random.
+
+    A certificate does not say how many records or persons there are: some :data:`_USUAL_RECORDS` at least.
+    """
     clients = max(group.population for group in statement.charged)
     for delta, protects in dict.fromkeys((line.delta, line.protects) for line in statement.guarantees):
+        allowed = f"it allows {_PUBLISHED[protects]} to be published"
         if clients > 1 and delta >= 1 / clients:
-            allowed = f"it allows {_PUBLISHED[protects]} to be published"
             yield f"a delta of {delta:g} is not smaller than one over the {clients:,} clients: {allowed}"
+        elif protects != "client" and delta >= 1 / _USUAL_RECORDS:
+            yield f"a delta of {delta:g} is not smaller than one over {_USUAL_RECORDS:,}, and data have mostly more {protects}s: {allowed}"
+
+
+_USUAL_RECORDS = 1000
+"""Number of records, or persons, that data have mostly at least."""
+
+
+def _caveats_of(statement: Statement) -> Iterator[str]:
+    """Yield the certificate's own caveats, marked as such: whoever made the certificate can write anything there."""
+    for caveat in statement.caveats:
+        yield f"the certificate says: {caveat}"
 
 
 def _verdicts(statement: Statement) -> Iterator[Verdict]:
