@@ -237,6 +237,12 @@ class OtherRunConfig(Declined):
     public = "declined: other run config; set LdpStrategy(run_config=context.run_config)"
 
 
+class TooLate(Declined, ProtocolError):
+    """The relay's round is over, or ends before this client could send. The relay tells the time to everybody who asks."""
+
+    public = "declined: too little time is left in the relay's round"
+
+
 class OtherVersion(Declined, ProtocolError):
     """The server's terms are of another version than the node's ldpfl reads. Which version the node reads is no secret."""
 

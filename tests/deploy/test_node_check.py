@@ -295,6 +295,15 @@ def test_charges_of_another_app_are_no_rounds_of_this_one(node: NodeSetUp) -> No
     assert "3 reports and the app's 4 exceed the policy's rounds = 6" in said(node, "budget")
 
 
+def test_all_rounds_of_an_app_are_compared_with_what_the_policy_allows_behind_the_relay(node: NodeSetUp) -> None:
+    assert node.policy is not None
+    for allowed, is_enough in ((4.0, False), (20.0, True)):  # the next round alone fits into both
+        node.policy.write_text(f"{POLICY}delta = 1e-5\nrelay_epsilon = {allowed}\n", encoding="utf-8")
+        lines = [one.said for one in found(node) if one.what == "budget" and one.standing is not Standing.FINE]
+        named = f"for whoever sees only what the relay has mixed, above the policy's relay_epsilon = {allowed:g}: later rounds are declined"
+        assert [named in line for line in lines] == ([] if is_enough else [True])
+
+
 def test_a_budget_at_another_delta_than_the_policy_s_is_looked_at(node: NodeSetUp) -> None:
     assert node.budget
     set_limit(node.budget, 1000.0, 1e-7)

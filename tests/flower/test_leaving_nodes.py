@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import UserConfig
+from flwr.app import Error, Message, MessageType, UserConfig
 from relayed_parts import CLIENTS, KEY, World, world_in
 from table_parts import ANY, changes_of, deployed, open_policy, write_tables
 
@@ -73,6 +73,26 @@ def test_an_evaluation_for_which_a_node_is_missing_brings_no_figures_and_trainin
     assert note.startswith("clients' figures are missing after round 2: too few clients sent theirs in time")
     assert folder.ledger() == planned_ledger(folder.config())  # no less than what nodes were charged
     assert [event.histograms for event in folder.ledger().events] == [False, False, True, False, True]
+
+
+@pytest.mark.slow
+def test_a_result_says_in_how_many_rounds_the_model_was_trained(world: World, ldpfl: CommandLine) -> None:
+    class Refused(Leaving):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+            asked = list(messages)
+            if asked[0].metadata.message_type != MessageType.TRAIN:
+                return super().send_and_receive(asked, timeout=timeout)
+            return iter([Message(Error(0, "failed"), reply_to=message) for message in asked])
+
+    more: dict[str, Any] = {"training__rounds": 2, "evaluation__epsilon": "off"}
+    with pytest.raises(TooFewTakePart, match="round 1 was ended"):
+        deployed(world, grid=partial(Refused, lambda begun: False), **more)
+    folder = deployed(world, **more)
+    said = "only 1 of 2 rounds had reports and changed the model; the guarantee counts all 2"
+    assert said in str(folder.result())
+    assert said in " ".join(ldpfl("show", folder.path).out.split())
+    assert ldpfl("export", folder.path, world.folder / "out").code == 0
+    assert said in (world.folder / "out" / "README.md").read_text(encoding="utf-8")
 
 
 class Renamed(Leaving):

@@ -15,11 +15,12 @@ import pytest
 import torch
 from flower_parts import OpenNode, app_of, config_of, ledger_rounds, shift, simulator_bits, start_arrays
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_res_message
 from flwr.serverapp import Grid
 from relayed_parts import CLIENTS, InProcess, World, policy_of, world_in
 
-from ldpfl.errors import ConfigError, Declined
+from ldpfl.errors import ConfigError, Declined, TooLate
 from ldpfl.experiments.nodes_asked import Participation
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import (
@@ -220,6 +221,40 @@ def test_a_node_that_agreed_and_then_declines_ends_the_round_at_once(world: Worl
     assert world.charges() == [1, 0, 0, 0, 0]
     assert ledger_rounds(folder.ledger_path) == [1]  # the first had uploaded: that is charged, though the relay has deleted it
     assert world.collector().relay.round_status(world.asked[0].terms.run, 1).state == "gone"
+
+
+@pytest.mark.slow
+def test_a_round_that_all_nodes_find_too_short_is_taken_back_and_the_window_is_named(world: World) -> None:
+    class Late(OperatorNode):
+        def admit(self, ask: Ask) -> float:
+            raise TooLate("the relay's round ends in 3 s")
+
+    def node(context: Context) -> Node:
+        own = world.node(context)
+        return Late(own.policy, own.budget, own.connect)
+
+    folder = RunFolder(world.folder / "run")
+    with pytest.raises(AllDeclined, match=r"5 said \"declined: too little time .* set a longer window \(ldpfl.window-s\)"):
+        run(world, folder, node=node)
+    assert world.charges() == [0] * CLIENTS
+    run(world, folder)
+    assert ledger_rounds(folder.ledger_path) == [1, 2]  # the same folder goes on with round 1
+
+
+@pytest.mark.slow
+def test_a_run_without_any_report_has_no_model(world: World) -> None:
+    def failed(messages: list[Message], send: Callable[..., Any]) -> Iterable[Message]:
+        return [Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "failed"), reply_to=message) for message in messages]
+
+    folder = RunFolder(world.folder / "run")
+    for number in (1, 2):
+        with pytest.raises(TooFewTakePart, match=f"round {number} was ended"):
+            run(world, folder, grid=passing(world, MessageType.TRAIN, failed))
+    for _ in range(2):
+        with pytest.raises(TooFewTakePart, match=r"has no model: all 2 training rounds are over, and none had a report\."):
+            run(world, folder)
+    assert ledger_rounds(folder.ledger_path) == [1, 2]
+    assert world.charges() == [0] * CLIENTS
 
 
 @pytest.mark.slow

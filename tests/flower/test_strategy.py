@@ -469,7 +469,8 @@ def test_reports_that_come_after_the_time_out_are_charged_and_messages_end_with_
             return iter(())
 
     strategy = LdpStrategy(config_of())
-    strategy.start(Late(app_of(), 3), start_arrays(), 2, timeout=20.0)
+    with pytest.raises(TooFewTakePart, match="the run has no model: all 2 training rounds are over"):
+        strategy.start(Late(app_of(), 3), start_arrays(), 2, timeout=20.0)
     assert [event.joined for event in strategy.checkpoint.ledger.events] == [1, 2]
     assert lives == [20.0] * 6
 

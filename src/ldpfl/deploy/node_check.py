@@ -35,7 +35,7 @@ from ldpfl.flower.policy_init import Offer, offer_of, ranges_for, releases_of
 from ldpfl.flower.terms import check_window
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget import Budget
-from ldpfl.privacy.budget_file import LOST_RUN, Books, Charged, as_stored, read_books, read_charges
+from ldpfl.privacy.budget_file import LOST_RUN, Books, Charged, Sent, as_stored, read_books, read_charges
 from ldpfl.privacy.budget_move import is_moved
 from ldpfl.privacy.events import Release
 from ldpfl.privacy.policy import OVER_RELAY, Policy, Request, Transport, read_policy
@@ -422,6 +422,15 @@ def _check_app_fits_budget(offer: Offer, planned: Sequence[Release], policy: Pol
         if cost > limit.epsilon:
             text = f"all rounds of the app would cost epsilon {number(cost)}, above {source} = {limit.epsilon:g}: later rounds are declined"
             yield Finding("budget", Standing.LOOK, text)
+    new_reports = [
+        Sent(as_stored(release), offer.cohort, offer.transport, offer.linked, count * together, together)
+        for release, count in Counter(to_come).items()
+    ]
+    for spend in Budget(budget, policy).spends_behind_relay(new_reports):
+        if spend.epsilon > spend.allowed:
+            source = f"the policy's {spend.setting} = {spend.allowed:g}"
+            text = f"all rounds of the app would cost epsilon {number(spend.epsilon)} for {spend.against}, above {source}"
+            yield Finding("budget", Standing.LOOK, f"{text}: later rounds are declined")
     reports_to_come = len(to_come) * together
     if books.charges + reports_to_come > policy.rounds:
         reports = counted(books.charges, "report")

@@ -473,6 +473,17 @@ def _ending_caveats(config: RunConfig, checkpoint: Checkpoint) -> list[str]:
     return [f"the run ended after {finished_rounds} of {rounds} rounds: {reason}"]
 
 
+def _idle_round_caveats(federation: Federation, checkpoint: Checkpoint) -> list[str]:
+    """Return the caveat that the model was not trained in some rounds, because they had no report; an empty list if all had one."""
+    if last_round_before_stopping(federation, checkpoint) is not None:  # :func:`_stopping_caveats` names the rounds after that
+        return []
+    rounds = len(checkpoint.history)
+    with_reports = sum(metrics.clients > 0 for metrics in checkpoint.history)
+    if with_reports == rounds:
+        return []
+    return [f"only {with_reports:,} of {counted(rounds, 'round')} had reports and changed the model; the guarantee counts all {rounds:,}"]
+
+
 def total_records(config: RunConfig, federation: Federation) -> int | None:
     """Return the number of records, or persons, of all clients.
 
@@ -512,6 +523,7 @@ def _privacy_entries(config: RunConfig, federation: Federation, checkpoint: Chec
     caveats = [
         *_stopping_caveats(config, federation, checkpoint),
         *_ending_caveats(config, checkpoint),
+        *_idle_round_caveats(federation, checkpoint),
         *assumption_caveats(config),
         *_target_caveats(config, statement),
         *_delta_caveats(config, federation),

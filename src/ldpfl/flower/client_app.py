@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, Declined, NoRecordSums, NotReadyApp, PrivacyError, ProtocolError, shown
+from ldpfl.errors import ConfigError, Declined, LdpflError, NoRecordSums, NotReadyApp, PrivacyError, ProtocolError, shown
 from ldpfl.flower import confined_process
 from ldpfl.flower.app_failures import TRY_IT
 from ldpfl.flower.arrays import only_arrays, to_vector
@@ -241,7 +241,11 @@ class LdpClientApp(ClientApp):
             report = self._unforked_report(request, node, message, context)
         if terms.transport == "direct":
             return Answer(terms.run, terms.round, report)
-        node.upload(ask, report, admitted + deliverable_s - time.monotonic())
+        try:
+            node.upload(ask, report, admitted + deliverable_s - time.monotonic())
+        except LdpflError as error:
+            why = "if the relay takes no uploads any more, the server has ended the round, mostly because other nodes sent nothing"
+            raise ProtocolError(f"round {terms.round} was charged, but its report was not delivered: {error} ({why})") from None
         return Answer(terms.run, terms.round)
 
     def _answer_question(self, message: Message, context: Context) -> Answer:

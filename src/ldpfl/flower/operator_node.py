@@ -37,7 +37,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from flwr.app import Context
 
-from ldpfl.errors import ConfigError, Declined, NoRelay, NoSigningKey, NotSetUp, OtherSigningKey, ProtocolError
+from ldpfl.errors import ConfigError, Declined, NoRelay, NoSigningKey, NotSetUp, OtherSigningKey, ProtocolError, TooLate
 from ldpfl.flower.named_by_server import check_config, check_mechanism
 from ldpfl.flower.round_request import Ask
 from ldpfl.flower.sent_vectors import check_sums
@@ -135,8 +135,8 @@ class OperatorNode:
         Return the number of seconds during which the report can be delivered: infinite for a report in a Flower reply.
 
         Raises:
-            Declined: the operator does not allow the release.
-            LdpflError: the relay does not answer, its round is for other reports, or it ends before this client could upload.
+            Declined: the operator does not allow the release, or the relay's round ends before this client could upload.
+            LdpflError: the relay does not answer, or its round is for other reports.
         """
         try:
             self._check_terms(ask)
@@ -207,7 +207,7 @@ class OperatorNode:
             reason = f"the relay waits for {fewest} reports, but the server's message says min_clients = {stated}"
             raise self.budget.refused(self._request(ask).declined(reason))
         if status.state in ("released", "gone"):
-            raise ProtocolError(
+            raise TooLate(
                 f"round {ask.terms.round} is over at the relay; nothing was charged or sent. If nodes are asked too late, the server "
                 "should set a longer window (ldpfl.window-s)"
             )
@@ -215,7 +215,7 @@ class OperatorNode:
         left_s = self._upload_seconds(status) if _waits_for_all(status.terms) else status.seconds_left
         reply_s = ask.terms.reply_s
         if reply_s and left_s < reply_s + _SHORTEST_UPLOAD_S:
-            raise ProtocolError(
+            raise TooLate(
                 f"the relay's round ends in {left_s:.0f} s, but clients send after {reply_s:g} s and need {_SHORTEST_UPLOAD_S:g} s for "
                 "the upload: the server must set a longer window (ldpfl.window-s); nothing was charged or sent"
             )

@@ -38,7 +38,7 @@ from ldpfl.flower.starting import (
 )
 from ldpfl.flower.statistics import ColumnScaling, column_scaling, edges_text
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, agreement_of, check_sum_fits, digest_of
-from ldpfl.flower.too_few import all_declined, node_ids_text, too_few_reported
+from ldpfl.flower.too_few import all_declined, no_reports, node_ids_text, too_few_reported
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import without_claim
@@ -165,7 +165,8 @@ class LdpStrategy(Strategy):
                 checkpoint.
 
         Raises:
-            TooFewTakePart: fewer nodes take part than a round needs; AllDeclined, if all declined. The rounds before are kept.
+            TooFewTakePart: fewer nodes take part than a round needs; AllDeclined, if all declined. The rounds before are kept. Or none of
+                the config's training rounds had a report.
             ConfigError: a subclass overrides a method whose result is not used.
             LdpflError: the model, the config or the folder does not fit; or too few nodes.
         """
@@ -203,6 +204,8 @@ class LdpStrategy(Strategy):
                     _add_evaluation(result, progress, evaluate_fn)
                 elif progress.planned.kind == "statistics":
                     self._set_column_scaling(progress)
+        if rounds >= self.config.training.rounds and not any(metrics.clients for metrics in progress.checkpoint.history):
+            raise no_reports(progress)
         result.arrays = to_arrays(progress.checkpoint.state.weights, progress.layout)
         return result
 

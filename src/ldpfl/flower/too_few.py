@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from math import inf
 
-from ldpfl.errors import AllDeclined, ChargedBefore, ConfigError, TooFewTakePart
+from ldpfl.errors import AllDeclined, ChargedBefore, ConfigError, TooFewTakePart, TooLate
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.flower.invitation import Answers
@@ -51,7 +51,8 @@ def all_declined(progress: RunProgress, reasons: Mapping[int, str]) -> AllDeclin
     """Return the error for a round in which all nodes declined. ``reasons`` has each node's reason."""
     return AllDeclined(
         f"{progress.planned}: none of {counted(len(reasons), 'node')} takes part{reasons_text(reasons)}. The log of each node says what "
-        "its operator has to change; if policy and budget are missing, run: ldpfl policy init APP"
+        "its operator has to change; if policy and budget are missing, run: ldpfl policy init APP."
+        f"{notes_on_reasons(reasons)}"
     )
 
 
@@ -94,7 +95,7 @@ def too_few_agree(
 def notes_on_reasons(reasons: Mapping[int, str]) -> str:
     """Return what the server's operator should know about the nodes' ``reasons``; empty if each of them speaks for itself.
 
-    A node may say that it has charged the round before, or that its app has no answer to the question.
+    A node may say that it has charged the round before, that it was too late, or that its app has no answer to the question.
     """
     notes = ""
     if ChargedBefore.public in reasons.values():
@@ -103,6 +104,8 @@ def notes_on_reasons(reasons: Mapping[int, str]) -> str:
             "lacks what nodes have sent since. Put back the newest copy; without one, begin another run in another folder (ldpfl.out), and "
             "see what each node has sent in its budget (ldpfl budget show)"
         )
+    if TooLate.public in reasons.values():
+        notes += " If too little time was left, set a longer window (ldpfl.window-s), unless nodes or the relay were interrupted."
     if any(_NOT_WRAPPED in reason for reason in reasons.values()):
         notes += (
             " If a node has no function for the question, its app is not wrapped, and would reply without noise: its clientapp must be "
@@ -127,9 +130,18 @@ def too_few_reported(progress: RunProgress, needed: int, reasons: Mapping[int, s
     return TooFewTakePart(
         f"{progress.planned} was ended, and no report of it was released: {asked - len(reasons)} of {counted(asked, 'node')} can still "
         f"take part, and it needs {needed}{reasons_text(reasons)}. All of them had agreed "
-        f"before; nodes that train may have been charged. If a log says that the relay's round ended too soon, raise ldpfl.window-s. "
-        f"{_REMEDY}: it goes on after {progress.planned}, which is not repeated."
-        f"{advice_on_continuing(progress, asked - len(reasons), required)}"
+        f"before; nodes that train may have been charged. {_REMEDY}: it goes on after {progress.planned}, which is not repeated."
+        f"{notes_on_reasons(reasons)}{advice_on_continuing(progress, asked - len(reasons), required)}"
+    )
+
+
+def no_reports(progress: RunProgress) -> TooFewTakePart:
+    """Return the error for a run that is over, and in which no training round had a report."""
+    rounds = len(progress.checkpoint.history)
+    over = "its only training round is over" if rounds == 1 else f"all {rounds:,} training rounds are over"
+    return TooFewTakePart(
+        f"the run has no model: {over}, and none had a report. Remove the cause, which their logs name, and begin another run in another "
+        "folder (ldpfl.out). What nodes were charged stays charged: see ldpfl budget show on each node"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -201,6 +201,15 @@ class Budget:
         lifetime = PolicySpend("lifetime_epsilon", policy.lifetime_epsilon, policy.delta, spent)
         spends = (lifetime, *self._spend_behind_relay(sent))
         return tuple(replace(spend, epsilon=inf) for spend in spends) if self.why_unbounded(books) else spends
+
+    def spends_behind_relay(self, more: Iterable[Sent]) -> tuple[PolicySpend, ...]:
+        """Return what all charged reports and ``more`` cost of ``relay_epsilon`` and ``sum_epsilon``, where the policy sets them.
+
+        Raises:
+            Declined: the file is unreliable.
+        """
+        with budget_transaction(self.path) as connection:
+            return tuple(self._spend_behind_relay([*read_sent_reports(connection, self.policy.protects), *more]))
 
     def rounds_left(self, last: Charged) -> int:
         """Return how many more rounds like that of ``last`` the file's limit and the policy's lifetime bounds allow, at most 1e9.
