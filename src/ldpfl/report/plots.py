@@ -76,7 +76,7 @@ def plot_scores(axes: Axes, result: dict[str, Any]) -> None:
     axes.set_ylabel(literal(f"{metric_heading(result['metric'])}, {result['evaluated_on']}"))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
+    axes.legend(loc="best")
 
 
 def plot_calibration(axes: Axes, result: Mapping[str, Any]) -> None:
