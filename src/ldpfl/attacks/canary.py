@@ -289,9 +289,9 @@ def _weight_counts(dimension: int) -> tuple[int, ...]:
 def _row_of_each_count(scores: Floats, sizes: tuple[int, ...], claim: Guarantee, delta: float) -> tuple[CanaryRow, ...]:
     """Return a row for each number of attacked weights in ``sizes``: how often the attack tells a client's two possible reports apart.
 
-    Each row has two bounds that may be wrong by chance, of the share of right guesses and of epsilon. All bounds of all rows share the
-    error probability equally. Even rows of ``scores`` (trials, sizes) are of the client's first possible report, odd ones of its second.
-    The first half of the trials chooses the thresholds, and the second half tests them.
+    Each row has two statements that may be wrong by chance: an interval of the share of right guesses, and a lower bound of epsilon. All
+    statements of all rows share the error probability equally. Even rows of ``scores`` (trials, sizes) are of the client's first possible
+    report, odd ones of its second. The first half of the trials chooses the thresholds, and the second half tests them.
     """
     half = len(scores) // 2
     error = (1 - CONFIDENCE) / (2 * len(sizes))

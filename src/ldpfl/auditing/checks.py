@@ -535,10 +535,10 @@ class Examination:
         return np.asarray(np.sqrt(tally.variance) > self.bench.rounding(tally.largest_deviation))
 
     def _noise_is_shown_or_rare(self) -> bool:
-        """Return whether each group of weights has noise, or states noise that is too rare to occur in each audit.
+        """Return whether each group of weights has noise, or states noise so rare that an audit may well not see it.
 
-        Estimates that are nearly always equal differ with a probability of at least V / (4 L), if V is the stated mean squared error, and L
-        the largest squared error: two estimates are at most 2 sqrt(L) apart.
+        If V is the stated mean squared error, and L the largest squared error, two estimates are at most 2 sqrt(L) apart. So if estimates
+        are equal but for a probability p, then V <= 4 L p: p is at least V / (4 L).
         """
         tally, stated, largest = self.tallies[0.0], self.bench.expected_squared_errors(0.0), self._largest(0.0, "largest_squared_error")
         rate = np.minimum(1.0, stated / np.maximum(4 * largest, 1e-300))

@@ -68,7 +68,8 @@ class BitBench:
         for start in range(0, self.clients, rows):
             values = self.values(input_name)[start : start + rows].contiguous()
             sent = self.mechanism.encode(values, self.ranges, self._source)
-            self.changed_values |= not torch.equal(values, self.values(input_name)[start : start + rows])
+            as_before = self.values(input_name)[start : start + rows]  # a new tensor
+            self.changed_values |= not torch.equal(values, as_before)
             payloads = list(sent.payloads())
             shortest = min(map(len, payloads))  # unequal lengths are found by another check
             bits = np.stack([np.unpackbits(np.frombuffer(payload[:shortest], np.uint8)) for payload in payloads])

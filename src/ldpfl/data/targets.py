@@ -280,7 +280,7 @@ def _classes_in(table: Table, name: str, words: Sequence[str]) -> list[str]:
     An empty word, which is a missing value, is no class.
     """
     classes = sorted({*words} - {""}, key=natural_key)
-    if len(classes) > 1 or "" not in words:  # one class and empty cells: the caller's message on empty cells is more useful
+    if len(classes) > 1 or "" not in words:  # else the caller raises on the empty cells, which says more
         check_number_of_classes(name, len(classes), numeric=table.is_numeric(name))
     return classes
 

@@ -264,14 +264,15 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
     """Return ranges with the layer sizes of the model that clients train. Their centers and radii need not be those of the run.
 
     Args:
-        layers: number of values in each array of the app's own model; empty for a built-in model.
+        layers: number of values in each array of the model. It may be empty if the config's model can be built here.
 
     Raises:
         ConfigError: ``layers`` is empty, but the releases depend on the size of a model that is not loaded here
             (:func:`names_not_loaded`) or is the app's own. Or the model does not fit the data, or its arrays differ from ``layers``.
     """
     not_loaded = names_not_loaded(offer.config)
-    # The sizes of layers follow from the shape of samples. Files of a built-in data set may hold samples of another shape than usual.
+    # The sizes of layers follow from the shape of samples, which the config states for nodes' own tables. Files of a built-in data set may
+    # hold samples of another shape than usual.
     sizes_may_differ = not (offer.config.data.at_nodes or is_pretrained(offer.config.model.name))
     if layers and (offer.own_model or offer.own_server or not_loaded or sizes_may_differ):  # `layers` cannot be checked here
         return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), tuple(layers))

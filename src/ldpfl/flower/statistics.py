@@ -89,12 +89,12 @@ def unmeasured_stages(config: RunConfig) -> ColumnStages:
 
 
 def histogram_counts(dataset: Dataset, edges: tuple[Floats, ...], rows: NDArray[np.int64], points: NDArray[np.int64]) -> Tensor:
-    """Return a node's histograms, one after another, as counts (bins,) int64 between ``edges``: PRIVATE.
+    """Return a node's histograms, one after another, as counts (bins,) int64 between ``edges``: PRIVATE, for they have no noise yet.
 
     Args:
         dataset: the node's own table, whose columns are not scaled yet.
         rows: numbers of the rows to count.
-        points: how much each of the ``rows`` adds to its bin of each column, in steps of the integer grid on which the mechanism rounds.
+        points: what each of the ``rows`` adds to its bin of each column: a number of steps of the mechanism's integer grid.
     """
     return torch.from_numpy(ColumnStages(dataset.unscaled, edges).counts(unscaled_values(dataset), rows, points))
 

@@ -287,7 +287,7 @@ class Denoised:
         signal = max(0.0, float(values.var()) / radius**2 - noise)
         # Invert the variance of a clipped normal: radius / sigma is where it equals ``signal``.
         radius_over_sigma = _bisect(lambda ratio: _clipped_variance(ratio) / ratio**2 - signal, *_RADIUS_OVER_SIGMA_RANGE)
-        # The largest kappa for which a round without training changes sigma^2 by the factor ``contraction`` at most.
+        # The largest kappa with which clipping and noise, in a round without training, multiply sigma^2 by ``contraction`` at most.
         kappa = _bisect(lambda ratio: self.contraction - _clipped_variance(ratio) - ratio**2 * noise, 0.0, self.widest)
         return math.log(kappa / radius_over_sigma) / 2  # half of the logarithm damps the step
 

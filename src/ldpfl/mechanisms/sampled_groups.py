@@ -37,7 +37,8 @@ class Groups:
         largest, counts, last = _group_sizes_and_counts(ranges, group)
         sizes = np.repeat(largest, counts)
         sizes[np.cumsum(counts) - 1] = last  # the last group of each layer
-        return cls(sizes, np.cumsum(sizes) - sizes, largest, LayerRanges(ranges.centers, ranges.radii, counts.tolist()))
+        ranges_of_groups = LayerRanges(ranges.centers, ranges.radii, counts.tolist())  # as if each group were one weight
+        return cls(sizes=sizes, starts=np.cumsum(sizes) - sizes, largest=largest, ranges=ranges_of_groups)
 
     def centers_and_steps(self, gain: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return each group's center, and the step s r ``gain`` that a sign adds or subtracts, (G,) both; group size s, radius r."""

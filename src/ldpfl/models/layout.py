@@ -93,7 +93,7 @@ class ParameterLayout:
         if set(parameters) != set(self.names):
             wrong = (("missing", set(self.names) - set(parameters)), ("unknown", set(parameters) - set(self.names)))
             lists = [f"{fault}: {', '.join(sorted(names))}" for fault, names in wrong if names]
-            raise PrivacyError(f"these are not the layers of this model ({'; '.join(lists)})")
+            raise PrivacyError(f"the weights do not fit the model's layers ({'; '.join(lists)}): give weights of the same model")
         flat = []
         for name, shape in zip(self.names, self.shapes, strict=True):
             tensor = parameters[name]

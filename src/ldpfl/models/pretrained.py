@@ -42,7 +42,7 @@ def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adap
             output_loading_info=True,
             **without_code,
         )
-        module, report = _with_pinned_parts(load)
+        module, report = _with_fixed_implementations(load)
         end_of_text = getattr(module.config, "eos_token_id", None)  # a model of images may have no tokens
         if end_of_text is not None and module.config.pad_token_id is None:
             module.config.pad_token_id = end_of_text  # with which :mod:`ldpfl.data.tokens` pads texts, too
@@ -53,7 +53,7 @@ def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adap
         return with_adapter(module, adapter, targets, images, absent_layers)
 
 
-def _with_pinned_parts(load: Callable[..., Any]) -> Any:
+def _with_fixed_implementations(load: Callable[..., Any]) -> Any:
     """Call ``load`` with fixed implementations of the model's parts, and return its result.
 
     Attention is PyTorch's ``scaled_dot_product_attention``, or plain products if the model has no form for it. A mixture of experts is

@@ -278,7 +278,7 @@ def check_delta(delta: float) -> None:
         advice = "; the pure figures (delta = 0) are given in any case" if delta == 0 else ""
         raise ConfigError(f"delta must lie strictly between 0 and 1, got {delta:g}{advice}")
     if delta < SMALLEST_DELTA:
-        raise ConfigError(f"delta {delta:g} is below {SMALLEST_DELTA:g}, the smallest that is computed reliably; use the pure figures")
+        raise ConfigError(f"delta {delta:g} is below {SMALLEST_DELTA:g}, the smallest that is computed reliably: give a larger delta")
 
 
 _MAX_COSTLIEST = 8

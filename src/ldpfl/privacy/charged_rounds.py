@@ -129,14 +129,15 @@ def _with_whole_run_as_cohort(counts: Counter[RoundGroup], events: Sequence[Roun
 
     ``counts`` is returned unchanged if clients join in another way or rounds differ in their mechanism. Clients in a random order hide
     among all clients of the run, not only among those of their round. That holds even if each report depends on earlier ones (Feldman,
-    McMillan and Talwar 2021, Theorem 3.2). The theorem is about one random order, so a report must be one unit: several units of a report
-    would share the order, and are not hidden as if each had an order of its own.
+    McMillan and Talwar 2021, Theorem 3.2). The theorem needs a random order of its own for each unit (such as one weight), so it applies
+    only to reports of one unit: the units of a report share their client's place in the order.
     """
     kinds = {(event.sampling, event.release, event.population, event.channel, event.linked) for event in events}
     first = events[0]
     if not counts or len(kinds) > 1 or (first.sampling, first.channel, first.release.units) != ("once", "ideal-shuffler", 1):
         return counts
     everyone = max(1, min(sum(event.cohort for event in events), first.population) - colluding)
+    # The number of rounds stays, and the accountant knows that each client joins only one of them.
     return Counter({replace(next(iter(counts)), cohort=everyone): len(events)})
 
 

@@ -174,7 +174,7 @@ def _check_settings(connection: psycopg.Connection[Any], expected: Mapping[str, 
         if current[name] != value:
             raise UnfitStore(
                 f"the store's database has {name} = {current[name]!r} for the relay, which needs {value!r}: "
-                f"reset it (ALTER ROLE or ALTER DATABASE ... RESET {name}), and do not connect to a standby server"
+                f"reset it (ALTER ROLE or ALTER DATABASE ... RESET {name}). If this server is a standby, connect to the primary instead"
             )
 
 

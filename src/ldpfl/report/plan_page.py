@@ -43,7 +43,7 @@ def plan_page(path: Path) -> str:
 
 
 def _setting_page(stored: dict[str, Any]) -> str:
-    """Return the page of a plan without a regime. ``stored``, the plan's file, has the arguments of :class:`Setting`."""
+    """Return the page of a plan for one :class:`Setting`, whose arguments are in ``stored``, the plan's file."""
     # A plan in which nothing is protected has no epsilon. Then any number will do, because the plan does not use it.
     arguments = {field.name: stored[field.name] for field in fields(Setting)}
     result = plan(Setting(**{**arguments, "epsilon": 1.0 if arguments["epsilon"] is None else arguments["epsilon"]}))

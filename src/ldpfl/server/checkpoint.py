@@ -150,7 +150,7 @@ def _parse_round(metadata: Mapping[str, str]) -> int:
     """Return the number of completed rounds from a checkpoint's metadata, which may come from an untrusted file."""
     number = int(metadata["round"])
     if not 0 <= number <= MAX_ROUNDS:
-        raise ValueError(f"its round is {number}, expected 0 to {MAX_ROUNDS:,}")
+        raise ValueError(f"it is of round {number}, expected 0 to {MAX_ROUNDS:,}")
     return number
 
 

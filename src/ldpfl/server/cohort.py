@@ -65,8 +65,8 @@ def once_cohort(seed: int, round_number: int, clients: int, rounds: int) -> NDAr
     """
     if clients < rounds:
         raise ConfigError(
-            f"training.rounds is {rounds}, but {clients} clients that take part once each fill at most {clients} rounds: "
-            f"set training.rounds to {clients} or less"
+            f"training.rounds is {rounds}, but each of the {clients} clients takes part in only one round, which is enough for {clients} "
+            f"rounds: set training.rounds to {clients} or less"
         )
     order = stream(seed, Purpose.COHORT).permutation(clients)  # without the round's number, so the same in each round
     first, last = (clients * number // rounds for number in (round_number - 1, round_number))

@@ -111,11 +111,11 @@ def interval_targets(times: Tensor, events: Tensor, cuts: Tensor) -> Tensor:
     event has 0 in the intervals of which it was observed for at least half. All other targets are NaN: unknown.
     """
     starts = torch.cat([cuts.new_zeros(1), cuts[:-1]])
-    ends, has_event = times[:, None], events[:, None] > 0  # columns (N, 1), compared with the intervals below
-    in_interval = (ends > starts) & (ends <= cuts)
+    until, has_event = times[:, None], events[:, None] > 0  # columns (N, 1), compared with the intervals below
+    in_interval = (until > starts) & (until <= cuts)
     in_interval[:, 0] |= times <= cuts[0]  # times of 0 or less belong to the first interval
     targets = torch.full(in_interval.shape, torch.nan, dtype=torch.float32)
-    targets[torch.where(has_event, ends > cuts, ends >= (starts + cuts) / 2)] = 0.0
+    targets[torch.where(has_event, until > cuts, until >= (starts + cuts) / 2)] = 0.0
     targets[has_event & in_interval] = 1.0
     return targets
 

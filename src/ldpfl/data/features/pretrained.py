@@ -90,8 +90,8 @@ class FrozenEncoder(FeatureMap):
         inputs = tensors_by_name(dataset.train.inputs).get("")  # None if samples have several tensors
         if inputs is None or inputs.dtype != torch.uint8 or inputs.dim() != 4:
             raise ConfigError(
-                f"features {self.name!r} need images, bytes of the shape (N, channels, height, width), but these samples are not: give "
-                "images"
+                f"features {self.name!r} are made from images, uint8 arrays of the shape (N, channels, height, width), but these samples "
+                "are not images: leave data.features out, or give images"
             )
         return dataset
 

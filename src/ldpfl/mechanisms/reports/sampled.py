@@ -37,8 +37,8 @@ class SampledReports:
         index, values = self.index, self.values
         if index.dtype != np.int64 or values.dtype != np.float32 or index.ndim != 2 or index.shape != values.shape:
             raise ProtocolError(
-                f"sampled reports have {index.dtype} {index.shape} and {values.dtype} {values.shape}, expected int64 and float32 of one "
-                "shape (reports, weights)"
+                f"sampled reports need indices in int64 and values in float32, both of the shape (reports, weights), got indices in "
+                f"{index.dtype} of the shape {index.shape}, and values in {values.dtype} of the shape {values.shape}"
             )
         if not 1 <= self.coordinates <= self.dimension:
             raise ProtocolError(f"a report has {self.coordinates} weights, expected 1 to {self.dimension}")

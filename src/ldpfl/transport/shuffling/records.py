@@ -202,7 +202,10 @@ class RecordPlan:
         return _as_joined(*self._cutter.join(self.mechanism, self.ranges, ids[order], bodies[order], uploads))
 
     def joining(self) -> Joining:
-        """Return an object that joins records batch by batch. It adds them up on arrival if the mechanism's reports add up."""
+        """Return an object that joins mixed records (pieces of reports) batch by batch.
+
+        It adds them up on arrival if they have a fixed form and the mechanism's reports add up.
+        """
         if isinstance(self._cutter, FixedRecords) and self.mechanism.properties.adds_up:
             return Joining(self, SummedRecords(self._cutter, self.mechanism, self.ranges))
         return Joining(self, None)
