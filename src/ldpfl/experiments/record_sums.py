@@ -32,10 +32,11 @@ from ldpfl.mechanisms.settings import MechanismSettings
 from ldpfl.simulation.evaluating_records import RecordScores, is_due
 from ldpfl.simulation.evaluating_whole_clients import BitScores, ClientScores, MeanScores
 from ldpfl.simulation.least_squares import LeastSquares
+from ldpfl.simulation.score_bins import SyntheticRows
 
 LINEAR, WITH_BIAS = "linear", "logistic-regression"
 """Models that consist of a linear head."""
-_EXAMPLES = 1024
+_SYNTHETIC_ROWS = 1024
 """Number of synthetic rows from which the bins of scores of a logistic regression follow."""
 
 
@@ -207,12 +208,13 @@ def evaluation_vector_layout(config: RunConfig, outputs: int, encoder: Encoder |
     else:
         layout = _figures_layout(config, outputs)
     is_logistic = config.model.name == WITH_BIAS and layout.of_classes and outputs == 2 and not config.model.mend
-    examples = None
+    synthetic = None
     if is_logistic and encoder is not None and not encoder.data.text:  # of texts and features no usual values are known
-        examples = draw_synthetic_inputs(encoder.data, _EXAMPLES, torch.Generator().manual_seed(0))
+        inputs = draw_synthetic_inputs(encoder.data, _SYNTHETIC_ROWS, torch.Generator().manual_seed(0))
+        synthetic = SyntheticRows(inputs, len(encoder.data.columns))
     # A user's own model or task might mix the records of a batch, so it sees them one by one.
     one_by_one = config.model.name not in models.names() or config.task.name not in tasks.names()
-    return replace(layout, one_by_one=one_by_one, examples=examples)
+    return replace(layout, one_by_one=one_by_one, synthetic=synthetic)
 
 
 def split_for_evaluation(config: RunConfig, division: Division, persons: Persons | None, data: Dataset) -> tuple[Division, Division]:

@@ -29,7 +29,7 @@ from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import without_claim
 from ldpfl.simulation.local_training import LocalTask, evaluated
 from ldpfl.simulation.record_sums import APART, NoisySum, client_sums, ranges_of, released_sum
-from ldpfl.simulation.score_bins import BINS, EQUAL_STEPS, ScoreBins
+from ldpfl.simulation.score_bins import BINS, EQUAL_STEPS, ScoreBins, SyntheticRows
 from ldpfl.tasks import ACCURACY, Targets, absent_targets, unusable
 from ldpfl.tasks.weighted_metrics import AUROC
 from ldpfl.util.randomness import Purpose
@@ -66,7 +66,7 @@ class RecordScores:
         one_by_one: whether each record has copies of model and loss to itself, so that no record can change the vector of another. Only
             built-in models and tasks need not.
         bins: bins of the scores.
-        examples: synthetic inputs (E, F) of a logistic regression, to which :meth:`fitted_to` fits the bins; None for other models.
+        synthetic: synthetic rows by which :meth:`fitted_to` chooses the bins of a table's logistic regression; None for other models.
     """
 
     kind: Targets
@@ -74,18 +74,14 @@ class RecordScores:
     loss_bound: float
     one_by_one: bool = True
     bins: ScoreBins = EQUAL_STEPS
-    examples: Tensor | None = field(default=None, repr=False, compare=False)
+    synthetic: SyntheticRows | None = field(default=None, repr=False, compare=False)
 
     def fitted_to(self, weights: Tensor) -> Self:
-        """Return a copy whose bins of scores suit the model with ``weights`` (d,). Without ``examples``, bins stay as they are.
+        """Return a copy whose bins of scores suit the model with ``weights`` (d,). Without synthetic rows, bins stay as they are.
 
         Server and clients both call this. What it returns depends on no data, and has the same length of vectors.
         """
-        if self.examples is None:
-            return self
-        slopes, biases = weights[: -self.outputs].reshape(self.outputs, -1).double(), weights[-self.outputs :].double()
-        log_odds = self.examples.double() @ (slopes[1] - slopes[0]) + biases[1] - biases[0]
-        return replace(self, bins=ScoreBins.for_log_odds(log_odds.numpy()))
+        return self if self.synthetic is None else replace(self, bins=self.synthetic.bins_for(weights))
 
     @property
     def of_classes(self) -> bool:

@@ -7,17 +7,24 @@ places decide how exactly AUROC and calibration are known.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
+from torch import Tensor
 
 Floats = NDArray[np.float64]
 
 BINS = 22
 """Number of bins."""
-_STRETCH = 1.25
-"""Factor on the distance of edges from the median, so that few scores lie in the first and last bin, which have no middle of their own."""
+_REACH = 3.0
+"""Bins cover this many standard deviations of the examples on either side, times the root of the number of columns: the scores of columns
+that rise and fall together spread that much more than those of the examples, whose columns are independent."""
+_LARGEST_REACH = 8.0
+"""Maximum distance in log odds from the middle to the outer bins, but for examples that lie farther out."""
+_SMEAR = 0.1 * np.linspace(-1, 1, 5)
+"""Offsets, in standard deviations, by which each example counts several times. Examples of a table of words are few different values."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +38,20 @@ class ScoreBins:
     edges: tuple[float, ...] = tuple(np.linspace(-5, 5, BINS - 1).tolist())
 
     @classmethod
-    def for_log_odds(cls, log_odds: Floats) -> ScoreBins:
-        """Return bins that hold about equally many scores, if scores are distributed like the examples ``log_odds`` (N,).
+    def for_log_odds(cls, examples: Floats, columns: int) -> ScoreBins:
+        """Return bins that suit a model, by ``examples`` (E,) of its log odds for synthetic rows with ``columns`` independent columns.
 
+        One half of the bins hold about equally many examples. The other half have equal steps, because real scores may lie elsewhere.
         Examples that are all equal, or not finite, give the default bins.
         """
-        if not np.isfinite(log_odds).all() or np.ptp(log_odds) == 0:
+        if not np.isfinite(examples).all() or np.ptp(examples) == 0:
             return EQUAL_STEPS
-        quantiles = np.quantile(log_odds, np.arange(1, BINS) / BINS)
-        edges = np.median(log_odds) + _STRETCH * (quantiles - np.median(log_odds))
-        return cls(tuple(edges.tolist()))
+        spread, middle = float(np.std(examples)), float(np.median(examples))
+        reach = min(_REACH * sqrt(columns) * spread, _LARGEST_REACH)
+        smeared = (examples[:, None] + spread * _SMEAR).ravel()
+        # The edges are quantiles of both halves together, so they are distinct, even if many examples are equal.
+        pool = np.concatenate([smeared, np.linspace(middle - reach, middle + reach, len(smeared))])
+        return cls(tuple(np.quantile(pool, np.arange(1, BINS) / BINS).tolist()))
 
     def places(self, scores: Floats) -> NDArray[np.int64]:
         """Return the number of the bin (N,) of each of the ``scores`` (N,), from 0."""
@@ -57,3 +68,22 @@ class ScoreBins:
 
 EQUAL_STEPS = ScoreBins()
 """The default bins."""
+
+
+@dataclass(frozen=True, eq=False)
+class SyntheticRows:
+    """Synthetic rows of a table, by whose scores the bins of a logistic regression are chosen. They depend on no data.
+
+    Attributes:
+        inputs: (E, F) the rows as the model's inputs.
+        columns: number of columns of the table.
+    """
+
+    inputs: Tensor
+    columns: int
+
+    def bins_for(self, weights: Tensor) -> ScoreBins:
+        """Return bins for the logistic regression of two classes with ``weights`` (2 F + 2,): slopes of either class, then two biases."""
+        slopes, biases = weights[:-2].reshape(2, -1).double(), weights[-2:].double()
+        log_odds = self.inputs.double() @ (slopes[1] - slopes[0]) + biases[1] - biases[0]
+        return ScoreBins.for_log_odds(log_odds.numpy(), self.columns)
