@@ -6,6 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from flwr.server.superlink.linkstate.utils import create_message_error_unavailab
 from flwr.serverapp import Grid
 from relayed_parts import CLIENTS, InProcess, World, policy_of, world_in
 
-from ldpfl.errors import ConfigError, Declined, TooLate
+from ldpfl.errors import ConfigError, Declined, LdpflError, TooLate
 from ldpfl.experiments.nodes_asked import Participation
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import (
@@ -239,6 +240,27 @@ def test_a_round_that_all_nodes_find_too_short_is_taken_back_and_the_window_is_n
     assert world.charges() == [0] * CLIENTS
     run(world, folder)
     assert ledger_rounds(folder.ledger_path) == [1, 2]  # the same folder goes on with round 1
+
+
+@pytest.mark.slow
+def test_a_message_that_is_repeated_after_its_round_is_over_takes_no_charged_round_back(world: World) -> None:
+    class Repeated(OperatorNode):
+        def admit(self, ask: Ask) -> float:
+            super().admit(ask)  # charged; then the node is killed, and the round ends
+            relay = world.collector().relay
+            with suppress(LdpflError):  # it was cancelled before
+                relay.cancel(ask.terms.run, ask.terms.round)
+            return super().admit(ask)
+
+    def node(context: Context) -> Node:
+        own = world.node(context)
+        return Repeated(own.policy, own.budget, own.connect) if context.node_config["partition-id"] == 0 else own
+
+    folder = RunFolder(world.folder / "run")
+    with pytest.raises(TooFewTakePart, match="declined: the round was charged before"):
+        run(world, folder, node=node)
+    assert world.charges()[0] == 1
+    assert ledger_rounds(folder.ledger_path) == [1]
 
 
 @pytest.mark.slow

@@ -956,6 +956,37 @@ def test_a_model_may_read_a_table_that_it_keeps(kind: dict[str, Any]) -> None:
     run(Reading(), kind)
 
 
+class ByAttribute(dict[str, Any]):
+    """A dict whose items are attributes, as many libraries for configs have it: other names raise a KeyError."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[name]
+
+
+class Shy:
+    """An object that shows no attributes, such as a placeholder for something that is not made yet."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__dict__":
+            raise TypeError("not made yet")
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("config", [ByAttribute(width=3, inner=ByAttribute(depth=2)), Shy()], ids=["attributes of a dict", "placeholder"])
+def test_a_model_may_hold_objects_with_odd_attributes(config: object) -> None:
+    class Own(Linear3):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = config
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return torch.as_tensor(self.layer(rows))
+
+    assert len(run(Own()).to_dict()["score_per_round"]) == 1
+
+
 def test_a_model_that_changes_nothing_goes_through_all_rounds() -> None:
     federation, start = built(nn.Linear(3, 2), UPDATES)
     assert [checkpoint.state.round for checkpoint in simulate(federation, start, 1)] == [1]

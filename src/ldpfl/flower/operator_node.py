@@ -149,7 +149,11 @@ class OperatorNode:
         self.budget.check_policy(request)  # before this node contacts the relay
         if ask.terms.transport == "sum":
             self.signing()  # raises if there is no signing key, and must do so before the charge: without the key nothing can be sent
-        status = self._relay_round(ask)
+        try:
+            status = self._relay_round(ask)
+        except TooLate:
+            self.budget.check(request)  # a repeated message is refused as such: it is no sign that nothing of the round was charged
+            raise
         status_time = time.monotonic()
         self.budget.charge(request)  # may wait for the budget's file, so the waiting time is subtracted below
         return self._upload_seconds(status) - (time.monotonic() - status_time)

@@ -18,7 +18,7 @@ import pickle
 import sys
 import weakref
 from argparse import Namespace
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -262,9 +262,10 @@ def _parts(value: object) -> Iterable[object]:
     if isinstance(value, BuiltinMethodType):  # such as the method ``append`` of a list
         return [value.__self__]
     if isinstance(value, dict):
-        return [type(value), *value.values(), getattr(value, "default_factory", None), *_attributes(value).values()]
+        default = value.default_factory if isinstance(value, defaultdict) else None
+        return [type(value), *value.values(), default, *_attributes_of_container(value)]
     if isinstance(value, _CONTAINERS):
-        return [type(value), *value, *_attributes(value).values()]
+        return [type(value), *value, *_attributes_of_container(value)]
     if isinstance(value, weakref.ref):
         return [value()]
     if isinstance(value, classmethod | staticmethod):
@@ -282,6 +283,11 @@ def _parts(value: object) -> Iterable[object]:
         # Empty containers, such as PyTorch's many lists of hooks, refer to nothing.
         return [type(value), *(part for part in attributes if not (type(part) in _CAN_BE_EMPTY and not part))]
     return []
+
+
+def _attributes_of_container(value: object) -> Iterable[object]:
+    """Return the attributes of a container, which only subclasses have."""
+    return () if type(value) in (*_CAN_BE_EMPTY, *_CONTAINERS) else _attributes(value).values()
 
 
 def _may_keep(owner: type) -> bool:
@@ -456,7 +462,9 @@ def _is_of_users_class(value: object) -> bool:
 
 def _attributes(value: object) -> dict[str, object]:
     """Return all attributes of ``value`` by name, including those in ``__slots__``."""
-    attributes = dict(getattr(value, "__dict__", {}))
+    attributes: dict[str, object] = {}
+    with suppress(Exception):  # an object without attributes, or one that refuses to show them
+        attributes |= value.__dict__
     for owner in type(value).__mro__:
         for name, member in vars(owner).items():
             if isinstance(member, MemberDescriptorType):
