@@ -247,9 +247,15 @@ def test_a_mean_prediction_apart_from_the_observed_mean_is_said(task: str, targe
 
     (note,) = notes(**{"mechanism.clip_norm": 0.05})
     assert "was observed" in note
-    rounds = " and fewer training.rounds" if task == "classification" else ", more training.rounds"
-    assert f"a larger mechanism.clip_norm (it is 0.05){rounds}" in note
+    rounds = "more or fewer training.rounds (a run with the noise-free baseline shows which)"
+    assert f"a larger mechanism.clip_norm (it is 0.05) or {rounds}" in note
     assert not notes(**{"mechanism.clip_norm": 20.0})
+    wrong_start = {"classification": [0.5, 0.5], "poisson": [0.99], "regression": []}
+    # Nothing is clipped, and nothing is learnt.
+    untrained = {"mechanism.clip_norm": 5000.0, "training.server_learning_rate": 1e-9, "data.class_shares": wrong_start[task]}
+    (note,) = notes(**untrained)
+    assert rounds in note
+    assert "clip" not in note.lower()
 
 
 @pytest.mark.slow
@@ -264,6 +270,10 @@ def test_a_mean_risk_that_is_off_without_noise_too_is_not_blamed_on_noise() -> N
     )
     assert f"was observed. {clipped}. As a rule those of the rarer class are the longest" in note
     assert "a larger mechanism.clip_norm (it is 0.05) or more training.rounds (without noise the mean risk is " in note
+    unclipped = {**FEW, "mechanism.clip_norm": 5000.0, "training.server_learning_rate": 1e-9, "data.class_shares": [0.5, 0.5]}
+    (note,) = [note for note in api.run(**how, settings=unclipped).to_dict()["caveats"] if note.startswith(OFF)]
+    assert ". Take more training.rounds (without noise the mean risk is " in note
+    assert "clip" not in note.lower()
 
 
 def test_the_threshold_that_is_suggested_lies_within_the_predicted_risks() -> None:

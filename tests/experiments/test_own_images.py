@@ -146,6 +146,9 @@ def test_a_mean_risk_far_from_the_observed_share_is_said_and_stated_shares_mend_
     without, stated = (api.run(data=data, settings={**few, **own}, target_epsilon=8.0, **HOW) for own in ({}, shares))
     (note,) = [one for one in without.to_dict()["caveats"] if one.startswith(OFF)]
     assert "state the shares of the classes in data.class_shares" in note
+    linear = api.run(data=data, model="linear", settings={**few, "training.rounds": 1}, target_epsilon=8.0, **HOW).to_dict()["caveats"]
+    (of_linear,) = [one for one in linear if one.startswith(OFF)]  # it has no bias to hold the shares
+    assert "class_shares" not in of_linear
     assert not any(one.startswith(OFF) for one in stated.to_dict()["caveats"])
     assert stated.scores["mean predicted risk"] == pytest.approx(0.08, abs=0.03)
     assert not any(one.startswith(OFF) for one in without_private_figures(without.config, without.to_dict())["caveats"])

@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import ldpfl
+from grids import each
 from ldpfl import ConfigError
 from ldpfl.data.from_table import dataset_from_table
 from ldpfl.data.settings import DataConfig
@@ -24,8 +25,9 @@ from ldpfl.experiments.dataset import CallerObjects, Description, load_dataset, 
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.table_rules import choose_automatic_settings, clip_norm_for
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.models.layout import ParameterLayout
+from ldpfl.models.layout import ParameterLayout, called_with
 from ldpfl.tasks.outcomes import class_probabilities
+from pretrained_models import vit
 
 FRAME = pd.DataFrame(
     {"age": np.arange(20.0), "y": np.arange(20) % 4, "died": np.arange(20) % 2, "well": 1 - np.arange(20) % 2, "ward": ["a", "b"] * 10}
@@ -82,6 +84,62 @@ def test_public_shares_of_classes_add_up_to_1() -> None:
             begun(task, "logistic-regression", [], class_shares=[0.02, 0.5, 0.1, 0.1])
     begun("classification", "logistic-regression", [], class_shares=[0.33, 0.33, 0.33, 0.001])  # rounded
     begun("survival", "logistic-regression", [], ["y", "died"], class_shares=[0.1] * 8)  # hazards
+
+
+SHARES = [0.7, 0.2, 0.1]
+IMAGES = ("two-layer-cnn", "small-vgg", "resnet8-gn", "mlp", "logistic-regression")
+TEXTS = ("embedding-bag", "gru", "lstm", "transformer")
+FIXED = ["training.server_learning_rate=0.5", "training.server_weight_decay=0.0"]
+UPDATES = ["mechanism.name=dp-fedavg", "mechanism.perturbed=update"]
+
+
+def shift_of_start(model: str, *more: str, given: nn.Module | None = None, text: bool = False) -> Tensor:
+    """Return by how much outputs (N, 3) at the start of training are larger than those of the same weights with a last layer of 0."""
+    noise = ["privacy.target_epsilon='off'", "mechanism.noise_multiplier=1.0", "mechanism.clip_norm=1.0"]
+    config = load_recipe("own", [*noise, f"model.name='{model}'", f"data.class_shares={SHARES}", *more])
+    frame = pd.DataFrame({"note": ["no fever", "some fever", "well again"] * 8, "y": ["a", "b", "c"] * 8})
+    if text:
+        config = config.model_copy(update={"data": DataConfig(path="rows.csv", target="y", text="note", length=6, class_shares=SHARES)})
+        data = Description.of(dataset_from_table("x", table_from_frame(frame), table_from_frame(frame), config.data, "class"))
+        rows = torch.randint(1, data.vocabulary or 2, (8, 6), generator=torch.Generator().manual_seed(0))
+    else:
+        data, rows = Description((1, 28, 28), 3, records=1000), torch.randn(8, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    module = model_of(config, data, given).eval()
+    layout = ParameterLayout.from_module(module)
+    weights = layout.flatten({name: part.detach() for name, part in module.named_parameters() if part.requires_grad})
+    ranges = LayerRanges(torch.zeros(1), torch.ones(1), (layout.dimension,))
+    start = choose_automatic_settings(config, data, module, layout, weights, mechanism_of(config, ranges), 4, ()).weights
+    without = start.clone()
+    (last,) = [name for name in layout.names if layout.slices[name].stop == layout.dimension]
+    without[layout.slices[last]] = 0
+    with torch.no_grad():
+        outputs, of_zero = (called_with(module, layout.unflatten(one), (rows,)) for one in (start, without))
+    return torch.as_tensor(outputs - of_zero)
+
+
+@each(("model", "settings"), [*((model, FIXED) for model in (*IMAGES, *TEXTS)), ("mlp", []), ("gru", []), ("gru", UPDATES)])
+def test_training_of_each_model_with_a_bias_begins_at_stated_shares(model: str, settings: list[str]) -> None:
+    shift = shift_of_start(model, *settings, text=model in TEXTS)
+    torch.testing.assert_close(shift.softmax(dim=1), torch.tensor(SHARES).expand(8, 3), rtol=0, atol=1e-5)
+
+
+@each("adapter", ("none", "head", "lora"))
+def test_training_of_a_pretrained_model_begins_at_stated_shares(adapter: str) -> None:
+    shift = shift_of_start(
+        "given", *FIXED, f"model.adapter={adapter}", "model.adapter_modules=['projection']", "model.mend=true", given=vit()
+    )
+    torch.testing.assert_close(shift.softmax(dim=1), torch.tensor(SHARES).expand(8, 3), rtol=0, atol=1e-5)
+
+
+def test_shares_are_refused_where_no_bias_can_hold_them() -> None:
+    with pytest.raises(ConfigError, match=r"would have no effect: .* model 'linear' has none .* such as logistic-regression"):
+        shift_of_start("linear")
+    own = nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
+    with pytest.raises(ConfigError, match=r"model 'given' has none .* set that bias in your model to the logarithms of the shares"):
+        shift_of_start("given", given=own)
+    with pytest.raises(ConfigError, match=r"task.name is 'regression': omit it"):
+        begun("regression", "mlp", [], class_shares=[0.5])
+    shift_of_start("linear", "task.class_weights=balanced")  # which needs the shares
 
 
 def test_the_rare_class_is_cut_less_where_there_is_little_noise() -> None:

@@ -76,7 +76,8 @@ class DataConfig(BaseModel):
     tables are measured only with ``measured``, which in a simulation equals ``quantiles``; else nodes use ``bounds``."""
     class_shares: list[Annotated[FiniteFloat, Field(gt=0, lt=1)]] = []
     """Publicly known share of each class, in the order of ``classes``, or of each label; or the hazard of each interval of
-    ``survival``. By default it is measured with the columns."""
+    ``survival``. The bias of the model's outputs starts at it; a model without such a bias is refused, unless ``task.class_weights`` is
+    ``balanced``. By default it is measured with the columns of a table."""
     numbers: list[str] = []
     """Columns that hold numbers. ``words`` and ``dates`` name columns of words and dates. By default most of a column's cells decide. Codes
     with leading zeros, such as ``0471``, are words. Among numbers, a cell such as ``<0.5`` counts as the number at the limit."""

@@ -21,6 +21,7 @@ from ldpfl.experiments.evaluation_figures import add_figures_of_clients, client_
 from ldpfl.experiments.planning.evaluation_noise import server_sees_senders
 from ldpfl.experiments.quality import Reference, quality_entries
 from ldpfl.experiments.run_folder import Kind
+from ldpfl.experiments.table_rules import output_bias
 from ldpfl.experiments.trainers import is_compiled
 from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.base import record_clip_of
@@ -33,7 +34,7 @@ from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
 from ldpfl.simulation.measuring import NOT_SEEN_TO_VARY
 from ldpfl.simulation.personal_layers import PersonalTrainer
-from ldpfl.tasks.weighted_metrics import OBSERVED, PREDICTED
+from ldpfl.tasks.weighted_metrics import MEAN_PREDICTION, OBSERVED, OBSERVED_MEAN, PREDICTED
 from ldpfl.util.files import finite
 from ldpfl.util.number_format import counted, number
 from ldpfl.util.user_code import is_code, is_pretrained, public_name
@@ -175,7 +176,7 @@ def _pop_findings_as_caveats(
     # If nearly all targets have one value, predicted and observed mean may differ by a tiny amount, and another note tells of it.
     if off and not any(NOT_SEEN_TO_VARY in note for note in federation.notes):
         if OBSERVED not in entries["scores"]:  # numbers or counts: a mean that is off may be the reason why R2 shows nothing learnt
-            caveats.append(f"{OFF_MEAN}: {off}. {_remedy_for_numbers(config)}")
+            caveats.append(f"{OFF_MEAN}: {off}. {_remedy_for_numbers(config, entries, baseline, clipped)}")
         else:
             caveats.append(f"{OFF}: {off}. {_remedy_for_risks(config, federation, entries, baseline, clipped)}")
     return caveats
@@ -234,28 +235,18 @@ def _remedy_for_risks(
 ) -> str:
     """Return why the mean predicted risk may be far from the observed share of events, and what to do about it.
 
-    The baseline has no noise, but clips and takes as many rounds. If its mean risk is off, too, and at least half as much as that of the
-    run, clipping or too few rounds are the cause. Otherwise noise is. ``entries`` has the run's ``scores`` and their ``intervals``.
+    ``entries`` has the run's ``scores`` and their ``intervals``.
     """
-    scores, (low, high) = entries["scores"], entries["intervals"][OBSERVED]
-    observed, predicted = scores[OBSERVED], scores[PREDICTED]
     if emphasis := _emphasis_settings(config):
         return (
             f"{emphasis} moved the predicted probabilities: train with the default loss, or use the predictions as a ranking, with a "
             "threshold of your own (ldpfl predict --threshold)"
         )
-    fewer_rounds, cause = "fewer training.rounds, each of which adds noise", _clipping_as_a_cause(scores, clipped)
-    risk_without_noise = baseline.scores.get(PREDICTED) if baseline else None
-    if risk_without_noise is None:  # any of the causes is possible
-        steps = " and ".join((*_larger_norm(config), fewer_rounds))
-    elif low <= risk_without_noise <= high or 2 * abs(risk_without_noise - observed) < abs(predicted - observed):  # noise is the cause
-        steps, cause = f"a larger epsilon or {fewer_rounds} (without noise the mean risk is {risk_without_noise:.2%})", ""
-    else:  # clipping or too few rounds are the cause
-        steps = " or ".join((*_larger_norm(config), "more training.rounds"))
-        steps += f" (without noise the mean risk is {risk_without_noise:.2%}, so noise is not the cause, but grows with either)"
+    steps, is_noise = _steps_towards_mean(config, entries, baseline, clipped)
+    cause = "" if is_noise else _clipping_as_a_cause(entries["scores"], clipped)
     remedy = f"take {steps}; or add a number to all log odds, so that the mean risk is the share that you expect"
-    # Training started at a base rate that was stated, measured with noise, or unknown.
-    if config.data.class_shares:
+    # The base rate at which training starts was stated or measured with noise. Or it is not known, or the model has no place for it.
+    if config.data.class_shares or output_bias(config, federation.task.module, federation.task.layout, outputs=2) is None:
         return f"{cause}{remedy[0].upper()}{remedy[1:]}"
     if federation.encoder is not None and federation.encoder.shares:
         return f"{cause}The base rate was measured with noise: state data.class_shares, where the public knows them; else {remedy}"
@@ -263,6 +254,27 @@ def _remedy_for_risks(
         f"{cause}No base rate was measured for these data: state the shares of the classes in data.class_shares, where the public knows "
         f"them; else {remedy}"
     )
+
+
+def _steps_towards_mean(
+    config: RunConfig, entries: Mapping[str, Any], baseline: Reference | None, clipped: float | None
+) -> tuple[str, bool]:
+    """Return, as text, which settings may move the mean prediction to the observed mean, and whether noise is known to be the cause.
+
+    The baseline has no noise, but clips and takes as many rounds. If its mean is off, too, and at least half as much as that of the run,
+    clipping or too few rounds are the cause. Otherwise noise is. Without a baseline, nothing shows whether more or fewer rounds help.
+    """
+    is_risk = OBSERVED in entries["scores"]
+    names, noun, form = ((PREDICTED, OBSERVED), "risk", ".2%") if is_risk else ((MEAN_PREDICTION, OBSERVED_MEAN), "prediction", ".4g")
+    (predicted, observed), (low, high) = (entries["scores"][name] for name in names), entries["intervals"][names[1]]
+    larger_norm, without_noise = _larger_norm(config, clipped), baseline.scores.get(names[0]) if baseline else None
+    if without_noise is None:
+        return " or ".join((*larger_norm, "more or fewer training.rounds (a run with the noise-free baseline shows which)")), False
+    mean = f"(without noise the mean {noun} is {without_noise:{form}}"
+    if low <= without_noise <= high or 2 * abs(without_noise - observed) < abs(predicted - observed):
+        return f"a larger epsilon or fewer training.rounds, each of which adds noise {mean})", True
+    steps, either = " or ".join((*larger_norm, "more training.rounds")), "either" if larger_norm else "them"
+    return f"{steps} {mean}, so noise is not the cause, but grows with {either})", False
 
 
 def _clipping_as_a_cause(scores: Mapping[str, float], clipped: float | None) -> str:
@@ -273,7 +285,7 @@ def _clipping_as_a_cause(scores: Mapping[str, float], clipped: float | None) -> 
     """
     observed, predicted = scores[OBSERVED], scores[PREDICTED]
     are_too_low, are_events_rarer = predicted < observed, observed < 0.5
-    if not clipped or are_too_low != are_events_rarer:
+    if not clipped or clipped < _MIN_CLIPPED or are_too_low != are_events_rarer:
         return ""
     return (
         f"Clipping shortened {clipped:.1%} of the gradients in the last round (known only in a simulation). As a rule those of the rarer "
@@ -281,19 +293,25 @@ def _clipping_as_a_cause(scores: Mapping[str, float], clipped: float | None) -> 
     )
 
 
-def _remedy_for_numbers(config: RunConfig) -> str:
+def _remedy_for_numbers(config: RunConfig, entries: Mapping[str, Any], baseline: Reference | None, clipped: float | None) -> str:
     """Return why the mean prediction may be far from the observed mean of numbers or counts, and what to do about it."""
-    steps = ", ".join((*_larger_norm(config), "more training.rounds"))
+    steps, is_noise = _steps_towards_mean(config, entries, baseline, clipped)
+    if is_noise or not _larger_norm(config, clipped):
+        return f"Take {steps}"
     return (
         "Clipping draws the fit of a skewed target towards its median, which the mean absolute error does not show: take "
         f"{steps}, or predict the target's logarithm"
     )
 
 
-def _larger_norm(config: RunConfig) -> tuple[str, ...]:
-    """Return the advice to take a larger clipping norm, as text; empty if the mechanism has none."""
+def _larger_norm(config: RunConfig, clipped: float | None) -> tuple[str, ...]:
+    """Return the advice to take a larger clipping norm, as text; empty if the mechanism has none, or if it hardly clipped a gradient.
+
+    ``clipped`` is the share of records that were clipped in the last round; None if only clients know it.
+    """
     norm = getattr(config.mechanism, "clip_norm", None)
-    return () if norm is None else (f"a larger mechanism.clip_norm (it is {norm:.3g})",)
+    has_clipped = clipped is None or clipped >= _MIN_CLIPPED
+    return () if norm is None or not has_clipped else (f"a larger mechanism.clip_norm (it is {norm:.3g})",)
 
 
 def _all_columns_hidden(federation: Federation) -> bool:
@@ -391,6 +409,9 @@ _SURER_SCORES = {
 
 ONE_CLASS = "all test rows are predicted to be of the class"
 """Start of the note on the one class that a model predicts for all rows; it says "holdout rows" if scores are of such rows."""
+
+_MIN_CLIPPED = 0.01
+"""Share of clipped records from which on clipping may be the cause of a wrong mean."""
 
 OFF, OFF_MEAN = "the mean predicted risk is far from the observed share", "the mean prediction is far from the observed mean"
 """Starts of the notes on a model whose risks, or whose predicted numbers, are too high or too low on the whole."""

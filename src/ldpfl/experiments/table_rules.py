@@ -54,9 +54,11 @@ from ldpfl.mechanisms.base import record_clip_of
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.adapters import is_of_transformers
+from ldpfl.models.dense import Parallel
 from ldpfl.models.layout import ParameterLayout, answers_of
 from ldpfl.models.mending import copied
 from ldpfl.tasks import NO_EMPHASIS, PARALLEL, Emphasis, Targets
+from ldpfl.util.user_code import public_name
 
 _SYNTHETIC_ROWS = 64
 """Number of synthetic rows on which gradient norms are estimated."""
@@ -85,8 +87,8 @@ _MLP = "mlp"
 
 _CONVEX = ("logistic-regression", "linear")
 """Models with a convex loss, which may start at 0."""
-_WITH_BIAS = ("logistic-regression", _MLP)
-"""Models whose last layer is the bias of their outputs."""
+_AT_MEASURED_RATE = ("logistic-regression", _MLP)
+"""Models with a bias of their outputs that start at the measured base rate of a table. Others with a bias start at a stated one."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,8 @@ def choose_automatic_settings(
 ) -> ChosenStart:
     """Choose the server's learning rate and weight decay if they are "auto", and initial weights that suit them.
 
-    If neither is "auto", nothing changes. A setting that is not "auto" stays as it is. The rules and their reasons are at the top of this
-    file.
+    A setting that is not "auto" stays as it is. If neither is "auto", the weights change only where ``data.class_shares`` states a base
+    rate. The rules and their reasons are at the top of this file.
 
     Args:
         layout: layout of the d weights.
@@ -164,10 +166,16 @@ def choose_automatic_settings(
         emphasis: how much the classes count in the loss.
 
     Raises:
-        ConfigError: ``data.class_shares`` does not have one value for each class, or its values do not add up to 1.
+        ConfigError: ``data.class_shares`` does not have one value for each class, its values do not add up to 1, or it has no effect.
     """
     training, targets = config.training, target_kind_of(config)
-    _check_class_shares(config, targets, data.outputs)
+    bias = output_bias(config, module, layout, data.outputs)
+    _check_class_shares(config, targets, data.outputs, bias)
+    # Shares that are stated need no noisy estimate.
+    sample_shares = config.data.class_shares or list(shares) or _default_shares(targets, data.outputs)
+    loss_shares, mean_weight = weighted_shares(sample_shares, emphasis)
+    if config.data.class_shares:
+        weights = _with_base_rate(layout, weights, bias, _base_rate_outputs(targets, loss_shares))
     if "auto" not in (training.server_learning_rate, training.server_weight_decay):
         return ChosenStart(weights, config)
     if config.mechanism.perturbed != "gradient":  # clients send updates or weights, which already have the right scale
@@ -178,9 +186,6 @@ def choose_automatic_settings(
     mean_square = _mean_squared_gradient(initial, data, rows)
     if mean_square is None or rows is None:  # the rules below need gradients
         return ChosenStart(weights, _replace_auto_settings(config, _FALLBACK_RATE, 0.0))
-    # Shares that are stated need no noisy estimate.
-    sample_shares = config.data.class_shares or list(shares) or _default_shares(targets, data.outputs)
-    loss_shares, mean_weight = weighted_shares(sample_shares, emphasis)
     record_clip = record_clip_of(mechanism)
     clip_norm = 1.0 if record_clip is None else record_clip.norm
     noise = _noise_of_all_rounds(mechanism, clip_norm, layout.dimension, clients, training.rounds)
@@ -197,7 +202,11 @@ def choose_automatic_settings(
         if _clips_to_fixed_norm(data, module):
             rate = max(rate, _FALLBACK_RATE / clip_norm)
     trained = {name: parameter.detach() for name, parameter in initial.named_parameters() if parameter.requires_grad}
-    chosen_weights = _initial_weights(config, layout, layout.flatten(trained), targets, loss_shares)
+    chosen_weights = layout.flatten(trained)
+    if config.model.name in _CONVEX:
+        chosen_weights.zero_()
+    if config.data.class_shares or _starts_at_measured_rate(config, module):
+        chosen_weights = _with_base_rate(layout, chosen_weights, bias, _base_rate_outputs(targets, loss_shares))
     # The server gets gradients divided by the clipping norm. So its rate is larger by this factor, and its decay smaller.
     return ChosenStart(chosen_weights, _replace_auto_settings(config, rate * clip_norm, decay / clip_norm))
 
@@ -253,20 +262,31 @@ def _replace_auto_settings(config: RunConfig, rate: float, decay: float) -> RunC
     return config.model_copy(update={"training": training.model_copy(update=update)})
 
 
-def _initial_weights(config: RunConfig, layout: ParameterLayout, weights: Tensor, targets: Targets, shares: Sequence[float]) -> Tensor:
-    """Return the initial weights (d,): 0 for a convex model, else ``weights``, with biases that give the base rate in ``shares``.
+def output_bias(config: RunConfig, module: nn.Module, layout: ParameterLayout, outputs: int) -> str | None:
+    """Return the name of the layer that is added to the ``outputs`` of ``module``, and so can hold a base rate; None if none is known.
 
-    Only a model with a bias in its outputs gets the base rate.
+    It is known for built-in models and for the heads of pretrained ones. A user's own module may change the outputs of its last layer.
     """
-    name, initial = config.model.name, weights.clone()
-    if name in _CONVEX:
-        initial.zero_()
-    base_rate_outputs = _base_rate_outputs(targets, shares)
-    if base_rate_outputs and (targets in PARALLEL or name in _WITH_BIAS) and name in models.names():
-        # The offsets of parallel outputs stand first, and the bias of a built-in model last.
-        bias = layout.names[0 if targets in PARALLEL else -1]
-        initial[layout.slices[bias]] = torch.tensor(base_rate_outputs, dtype=initial.dtype)
-    return initial
+    names = [f"{place}.bias" for place, part in module.named_modules() if isinstance(part, nn.Linear)][-1:]
+    if isinstance(module, Parallel):
+        names = ["offsets"]
+    elif config.model.name not in models.names() and not is_of_transformers(module):
+        names = []
+    sizes = dict(zip(layout.names, layout.sizes, strict=True))
+    return next((name for name in names if sizes.get(name) == outputs), None)
+
+
+def _starts_at_measured_rate(config: RunConfig, module: nn.Module) -> bool:
+    """Return whether training of ``module`` starts at the base rate even if it was measured, or is not known."""
+    return isinstance(module, Parallel) or config.model.name in _AT_MEASURED_RATE
+
+
+def _with_base_rate(layout: ParameterLayout, weights: Tensor, bias: str | None, outputs: Sequence[float]) -> Tensor:
+    """Return ``weights`` (d,) with the base-rate ``outputs`` in the layer ``bias``; unchanged if there is no such layer or no base rate."""
+    changed = weights.clone()
+    if bias is not None and outputs:
+        changed[layout.slices[bias]] = torch.tensor(outputs, dtype=changed.dtype)
+    return changed
 
 
 def _base_rate_outputs(targets: Targets, shares: Sequence[float]) -> list[float]:
@@ -318,10 +338,12 @@ def _with_paired_hidden_units(config: RunConfig, data: Description, module: nn.M
     return changed
 
 
-def _check_class_shares(config: RunConfig, targets: Targets, outputs: int) -> None:
-    """Raise a :class:`ConfigError` if ``data.class_shares`` has a wrong number of shares, or if shares of classes do not add up to 1."""
+def _check_class_shares(config: RunConfig, targets: Targets, outputs: int, bias: str | None) -> None:
+    """Raise a :class:`ConfigError` if ``data.class_shares`` has wrong values, or no effect because the model has no output ``bias``."""
     if not (shares := config.data.class_shares):
         return
+    if targets in ("number", "tokens"):
+        raise ConfigError(f"data.class_shares is for classes, labels, counts and times, but task.name is {config.task.name!r}: omit it")
     if len(shares) != (expected := len(_default_shares(targets, outputs))):
         raise ConfigError(
             f"data.class_shares has {len(shares)} values, and this target needs {expected}: one for each class, label or interval of time"
@@ -330,6 +352,17 @@ def _check_class_shares(config: RunConfig, targets: Targets, outputs: int) -> No
         raise ConfigError(
             f"data.class_shares = {shares} adds up to {sum(shares):.4g}, but the shares of all classes must add up to 1: give the share of "
             "each class, in the order of data.classes, as in [0.9, 0.1] for two classes"
+        )
+    if bias is None and config.task.class_weights != "balanced":  # which balances the classes by their shares
+        name = config.model.name
+        raise ConfigError(
+            f"data.class_shares = {shares} would have no effect: it sets the bias of the outputs, and model {public_name(name)!r} has none "
+            "that is trained by all clients and that ldpfl knows. Leave data.class_shares out, and "
+            + (
+                f"take a model with a bias, such as {_AT_MEASURED_RATE[0]}"
+                if name in models.names()
+                else "set that bias in your model to the logarithms of the shares"
+            )
         )
 
 
