@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given, strategies as st
 from pyarrow import parquet
 
+from grids import each
 from ldpfl import DataError
 from ldpfl.data.columns import column_words, read_features
 from ldpfl.data.nodes import read_node_table
@@ -149,6 +152,22 @@ def test_what_is_no_table_is_refused_in_one_line(text: str | bytes, said: str, t
     with pytest.raises(DataError, match=said) as refusal:
         read_table(written(tmp_path, text))
     assert "\n" not in str(refusal.value)
+
+
+@each("encoding", ("cp1252", "utf-16"))
+def test_the_advised_line_makes_a_file_utf_8_and_keeps_codes_and_decimal_commas(encoding: str, tmp_path: Path) -> None:
+    text = 'ward;crp;site\n0012;1,5;Süd\n0107;12,25;"St. ""M"""\n'
+    path = written(tmp_path, text.encode(encoding), f"it's {encoding}.csv")
+    with pytest.raises(DataError, match=f"In Python, if its encoding is {encoding}: from pathlib import Path; ") as refusal:
+        read_table(path)
+    run = subprocess.run([sys.executable, "-c", str(refusal.value).partition(f"is {encoding}: ")[2]], cwd=tmp_path, check=False)
+    assert run.returncode == 0
+    table = read_table(tmp_path / f"it's {encoding}-utf8.csv")
+    assert {name: column.tolist() for name, column in table.columns.items()} == {
+        "ward": ["0012", "0107"],
+        "crp": ["1.5", "12.25"],
+        "site": ["Süd", 'St. "M"'],
+    }
 
 
 def test_a_file_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path) -> None:

@@ -327,8 +327,8 @@ def _decode_csv(path: Path, data: bytes, *, strict: bool) -> str:
         line = data[: error.start].count(b"\n") + 1
         encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "cp1252"
         raise DataError(
-            f"{path}, line {line}: not UTF-8 text; save the file as UTF-8 (in Excel: CSV UTF-8), or read it with pandas, such as "
-            f'pandas.read_csv(path, encoding="{encoding}", sep=None, engine="python"), and pass the frame to ldpfl.run'
+            f"{path}, line {line}: not UTF-8 text; save the file as UTF-8 (in Excel: CSV UTF-8). In Python, if its encoding is {encoding}: "
+            f"from pathlib import Path; Path({path.stem + '-utf8.csv'!r}).write_text(Path({str(path)!r}).read_text({encoding!r}), 'utf-8')"
         ) from None
     if "\0" in text and strict:
         raise DataError(f"{path} is not a CSV file, because it contains zero bytes: save the table as CSV (UTF-8)")
