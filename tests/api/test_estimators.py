@@ -11,11 +11,13 @@ import pandas as pd
 import pytest
 from sklearn.base import clone, is_classifier, is_regressor
 from sklearn.metrics import accuracy_score
+from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.validation import check_is_fitted
 
 import ldpfl
+from grids import each
 from ldpfl import ConfigError, DataError, RunResult
 
 pytestmark = pytest.mark.slow
@@ -45,6 +47,13 @@ def run(target: str | list[str], task: str = "classification", **bounds: list[in
 @pytest.fixture(scope="module")
 def of_classes() -> RunResult:
     return run("sick")
+
+
+@pytest.fixture(scope="module")
+def binary() -> dict[Any, RunResult]:
+    """Return runs whose target of two classes has each type."""
+    how: dict[str, Any] = {"settings": {"training.rounds": 1}, "count": 2, "seed": 1, "baseline": False, "progress": False}
+    return {kind: ldpfl.run(data=INPUTS.assign(ill=FRAME["cough"].astype(kind)), target="ill", **how) for kind in (int, str, bool)}
 
 
 def test_a_classifier_predicts_what_the_run_does(of_classes: RunResult) -> None:
@@ -100,6 +109,25 @@ def test_classes_that_are_whole_numbers_are_numbers() -> None:
     assert 0 <= model.score(INPUTS, FRAME["stage"]) <= 1
     with pytest.raises(ConfigError, match="threshold"):
         result.to_sklearn(threshold=0.5)
+
+
+@each("kind", (int, bool, float, str, object, "Int64", "boolean", "category"))
+@each("trained", (int, str, bool))
+def test_labels_of_any_type_are_scored_by_the_classes_that_they_name(kind: Any, trained: Any, binary: dict[Any, Any]) -> None:
+    model, labels = binary[trained].to_sklearn(), FRAME["cough"].astype(kind)
+    expected = np.mean(model.predict(INPUTS) == FRAME["cough"])
+    assert model.score(INPUTS, labels) == model.score(INPUTS, labels.tolist()) == expected
+    assert cross_val_score(model, INPUTS, labels, cv=2).mean() == pytest.approx(expected)
+    weights = np.arange(ROWS)
+    weighted = np.average(model.predict(INPUTS) == FRAME["cough"], weights=weights)
+    assert model.score(INPUTS, labels, sample_weight=weights) == pytest.approx(weighted)
+
+
+def test_labels_that_are_no_classes_are_wrong_or_refused(of_classes: RunResult) -> None:
+    model = of_classes.to_sklearn()
+    assert model.score(INPUTS[:2], [model.predict(INPUTS)[0], "other"]) == 0.5
+    with pytest.raises(DataError, match=r"none of the targets is a class of the model \(no, yes\): give these names"):
+        model.score(INPUTS, FRAME["cough"])
 
 
 def test_ordered_classes_labels_numbers_and_counts() -> None:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.metrics import accuracy_score
 from torch import nn
 
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.new_rows import predict_rows
+from ldpfl.data.tables import cell_text
 from ldpfl.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:
@@ -93,9 +95,30 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def predict(self, rows: Rows) -> NDArray[Any]:
         """Return the likeliest class (N,) of each row; of ordered classes, the median."""
+        return np.asarray(self.classes_[self._predicted_places(rows)])
+
+    def _predicted_places(self, rows: Rows) -> list[int]:
+        """Return the place of each row's predicted class (N,) in ``classes_``."""
         # The data frame names a class as it is printed.
         places = {printable(name): place for place, name in enumerate(self.encoder.classes)}
-        return np.asarray(self.classes_[[places[name] for name in self._answers(rows).iloc[:, 0]]])
+        return [places[name] for name in self._answers(rows).iloc[:, 0]]
+
+    def score(self, rows: Rows, targets: Any, sample_weight: Any = None) -> float:
+        """Return the accuracy on N ``rows`` with the classes ``targets`` (N,), of any type whose text is the name of a class.
+
+        So classes called 0 and 1 may be given as whole numbers, truth values, floats or words. Other labels count as wrong predictions.
+
+        Raises:
+            DataError: no label is a class of the model.
+        """
+        names = self.encoder.classes
+        places = {name: place for place, name in enumerate(names)}
+        labels = np.asarray(targets, dtype=object).reshape(-1)
+        # A label is also read as a cell of a table is: 1.0 and True are 1.
+        observed = [places.get(str(label), places.get(cell_text(label), -1)) for label in labels]
+        if observed and max(observed) < 0:
+            raise DataError(f"none of the targets is a class of the model ({', '.join(map(printable, names))}): give these names")
+        return float(accuracy_score(observed, self._predicted_places(rows), sample_weight=sample_weight))
 
 
 class MultiLabelClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
