@@ -241,6 +241,25 @@ def test_images_of_one_person_are_protected_together(tmp_path: Path) -> None:
     assert "(patient, site)" in note
 
 
+def test_persons_of_images_may_have_codes_with_zeros_in_front_as_in_a_table_of_rows(tmp_path: Path) -> None:
+    """007 and 7 are one person in any table, so it does not matter that the library reads them as numbers."""
+    pixels, ill = scans(80)
+    codes = [f"{place // 4:03}" for place in range(80)]
+    codes[1::4] = [str(int(code)) for code in codes[1::4]]
+    described(folder := tmp_path / "scans", pixels, finding=[["healthy", "ill"][one] for one in ill], patient=codes)
+    settings: dict[str, Any] = {"training.rounds": 1, "clients.count": 1}
+    of_images = api.run(data=folder, person="patient", target_epsilon=4.0, settings={**settings, "data.target": "finding"}, **HOW)
+    frame = pd.DataFrame({"age": np.arange(80.0), "patient": codes, "ill": ill})
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    of_rows = api.run(data=tmp_path / "rows.csv", target="ill", person="patient", target_epsilon=4.0, settings=settings, **HOW)
+    persons, names = (load_dataset(run.config, None) for run in (of_images, of_rows))
+    assert persons.persons is not None
+    assert names.persons is not None
+    assert set(persons.persons) == set(names.persons)
+    assert persons.test_persons is not None
+    assert len(set(persons.persons)) + len(set(persons.test_persons)) == 20
+
+
 @pytest.mark.parametrize(
     ("person", "refused"),
     [

@@ -139,7 +139,7 @@ def _check_descriptions(path: Path, config: DataConfig | None) -> None:
     """Raise a :class:`DataError` if the library would misread the table ``path``, a ``metadata.csv`` that describes images.
 
     The library takes commas alone, reads a file's second row as a second image, and codes such as 007 as numbers. Codes matter only in
-    the columns that ``config`` reads.
+    the columns of clients and classes that ``config`` reads: 007 and 7 are one person in any table.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
@@ -161,7 +161,7 @@ def _check_descriptions(path: Path, config: DataConfig | None) -> None:
     if config is None:
         return
     targets = config.target_names if config.target else [name for name in columns if "label" in name]  # one of these has the classes
-    for name in {config.client, config.person, *targets}.intersection(columns):
+    for name in {config.client, *targets}.intersection(columns):
         words = [cell.strip() for cell in columns[name] if cell.strip()]
         if all(word.isdecimal() for word in words) and any(len(word) > 1 and word[0] == "0" for word in words):
             raise DataError(
