@@ -296,6 +296,9 @@ def test_a_sweep_is_shown_with_the_command_that_goes_on(ldpfl: CommandLine, tiny
     assert ldpfl(*command, "--data-dir", tiny_data).code == 0
     figures = json.loads(ldpfl("show", out, "--json").out)
     assert (figures["finished"], figures["runs_done"]) == (True, len(finished))
+    resume = f"ldpfl sweep --resume --out '{out}'"
+    assert f"\ngo on with: {resume}\n" in shown.out
+    assert f"\nprint its table with: {resume}\n" in ldpfl("show", out).out
     for command in (["ledger"], ["run", "--resume", "--out"], ["audit"]):
         assert f"give one of its runs, {out}/runs/*" in ldpfl.refused(*command, out)
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pandas as pd
@@ -24,7 +25,9 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.privacy.accounting import account
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Statement
 from ldpfl.report import client_figures
+from ldpfl.report.console import terminal
 from ldpfl.report.page import page
+from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.scores import intervals_sentence
 from ldpfl.report.terminal_tables import layer_table
 from ldpfl.report.watching import watching
@@ -208,6 +211,22 @@ def test_a_run_is_watched_by_who_knows_its_address(tiny_data: Path, config_file:
             assert wrong.status_code == 404
     with pytest.raises(httpx.ConnectError):
         look()
+
+
+def test_the_watched_page_names_the_metric_as_the_terminal_does(tmp_path: Path) -> None:
+    """Classes that the config does not state are known to the run alone."""
+    frame = pd.DataFrame({"age": [20.0 + place % 50 for place in range(60)], "sick": ["no", "yes", "yes"] * 20})
+    seen: list[str] = []
+    with ProgressDisplay(terminal(quiet=True)) as display, watching(tmp_path / "run", lambda: display.metric) as address:
+
+        def after(metrics: RoundMetrics) -> None:
+            if metrics.round == 2:
+                seen.extend(Reader(text).words for text in (httpx.get(address).text, page([tmp_path / "run"])))
+
+        settings = {"training.rounds": 3, "clients.count": 2}
+        how: dict[str, Any] = {"settings": settings, "baseline": False, "progress": display, "on_round": after}
+        api.run(data=frame, target="sick", folder=tmp_path / "run", **how)
+    assert ["AUROC" in words for words in seen] == [True, False]  # who looks at the folder alone does not know
 
 
 def test_connections_that_say_nothing_are_few(tmp_path: Path) -> None:

@@ -86,9 +86,9 @@ def run(
     resume_command = _resume_command(folder.path, _flags(data_dir, device))
     try:
         with (
-            _page_served(folder.path, errors) if watch else nullcontext(),
             Interrupts() as interrupts,
             ProgressDisplay(errors, lines=not as_json, check=interrupts.check) as display,
+            _page_served(folder.path, display, errors) if watch else nullcontext(),
         ):
             options: dict[str, Any] = {
                 "folder": folder.path,
@@ -117,11 +117,11 @@ def run(
 
 
 @contextmanager
-def _page_served(folder: Path, errors: Console) -> Iterator[None]:
-    """Serve the run's page while the block lasts, and print its address."""
+def _page_served(folder: Path, display: ProgressDisplay, errors: Console) -> Iterator[None]:
+    """Serve the page of the run that ``display`` shows while the block lasts, and print its address."""
     from ldpfl.report.watching import watching
 
-    with watching(folder) as address:
+    with watching(folder, lambda: display.metric) as address:
         errors.print(Text(f"watch it at {address}"), soft_wrap=True)
         yield
 
@@ -327,15 +327,15 @@ def _next_step(run: UnfinishedRun) -> str:
 
 
 def _show_sweep(sweep: StoredSweep, *, as_json: bool) -> None:
-    """Print how many of a sweep's runs are finished, and how it is resumed."""
+    """Print how many of a sweep's runs are finished, and how it is resumed or its table is printed."""
+    is_over = sweep.done + sweep.stopped == sweep.runs
     if as_json:
-        is_over = sweep.done + sweep.stopped == sweep.runs
         counts = {"runs_done": sweep.done, "stopped": sweep.stopped, "runs": sweep.runs}
         print_json({"name": sweep.name, "kind": "sweep", "finished": is_over, **counts})
         return
     given_up = f", {sweep.stopped} given up" if sweep.stopped else ""
     print(f"{sweep.name}: a sweep, {sweep.done} of {counted(sweep.runs, 'run')} finished{given_up}")
-    print(f"go on, or print its table, with: {resume_sweep_command(sweep.folder)}")
+    print(f"{'print its table' if is_over else 'go on'} with: {resume_sweep_command(sweep.folder)}")
     if sweep.first is not None:
         print(f"one of its runs: ldpfl show {printable(shlex.quote(str(sweep.first)))}")
 

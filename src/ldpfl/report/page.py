@@ -61,7 +61,7 @@ _SPENT_POINTS = 8
 """Number of rounds for which the epsilon so far is computed: each takes up to some seconds."""
 
 
-def page(folders: Sequence[Path], *, refresh_s: int = 0, public: bool = False) -> str:
+def page(folders: Sequence[Path], *, refresh_s: int = 0, public: bool = False, metric: str = "") -> str:
     """Return the page of the runs in ``folders``. A run that is not finished is shown as far as it has come.
 
     Privacy figures are computed from the ledgers, as ``ldpfl show`` does. Those in a result's file are not used.
@@ -69,12 +69,13 @@ def page(folders: Sequence[Path], *, refresh_s: int = 0, public: bool = False) -
     Args:
         refresh_s: seconds after which a browser reloads the page while a run goes on; 0 for never.
         public: whether to leave out everything that the guarantee does not cover, see :mod:`ldpfl.experiments.public_figures`.
+        metric: name of the main metric of runs that are not finished, if it is known.
 
     Raises:
         ConfigError: there is no run, or a run has no finished round.
         DataError: a file is damaged.
     """
-    runs = [_run_values(RunFolder(folder), public=public) for folder in folders]
+    runs = [_run_values(RunFolder(folder), public=public, metric=metric) for folder in folders]
     names = [run["name"] for run in runs]
     metrics = list(dict.fromkeys(name for run in runs for name in run["scores"]))[:_MAX_COMPARED]
     for run, folder in zip(runs, folders, strict=True):
@@ -100,11 +101,11 @@ class _Figure:
     more: str = ""
 
 
-def _run_values(folder: RunFolder, *, public: bool) -> dict[str, Any]:
-    """Return the values for the template of a run's page."""
+def _run_values(folder: RunFolder, *, public: bool, metric: str) -> dict[str, Any]:
+    """Return the values for the template of a run's page. ``metric`` names the main metric of an unfinished run, if it is known."""
     config, stored, kind = folder.config(), folder.result(), folder.kind()
     is_finished = stored is not None
-    figures = figures_so_far(folder, config) if stored is None else stored
+    figures = figures_so_far(folder, config, metric) if stored is None else stored
     progress = "" if is_finished else progress_sentence(folder, config, figures["rounds"])
     if public:
         figures = without_private_figures(config, figures)

@@ -71,7 +71,11 @@ _MIN_TIMED_S = 5.0
 
 
 class ProgressDisplay:
-    """Display of a run's progress: a bar for each phase, with round, score and time left; without a terminal, lines or nothing."""
+    """Display of a run's progress: a bar for each phase, with round, score and time left; without a terminal, lines or nothing.
+
+    Attributes:
+        metric: name of the main metric of the run that began last; "" before any began.
+    """
 
     def __init__(
         self,
@@ -91,7 +95,7 @@ class ProgressDisplay:
         self._prints_lines = (lines or console.is_jupyter) and not self._draws_bars
         self._progress = self._bars()
         self._rounds = 0
-        self._label, self._metric = "", ""
+        self._label, self.metric = "", ""
         self._preparation_bar: TaskID | None = None
         self._phase_bars: dict[str, TaskID] = {}
         self._sweep: _SweepProgress | None = None
@@ -170,7 +174,7 @@ class ProgressDisplay:
 
     def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
         """Begin a run's bar: ``rounds`` rounds in all, of which those in ``done`` are finished."""
-        self._label, self._rounds, self._metric = label, rounds, metric
+        self._label, self._rounds, self.metric = label, rounds, metric
         self._run_bar = self._progress.add_task(
             label,
             unit="round",
@@ -206,4 +210,4 @@ class ProgressDisplay:
             self._console.print(f"{self._label}: round {metrics.round}/{self._rounds}, {self._score(metrics)}, {seconds}")
 
     def _score(self, metrics: RoundMetrics) -> str:
-        return f"{self._metric} {format_score(self._metric, metrics.score)}"
+        return f"{self.metric} {format_score(self.metric, metrics.score)}"

@@ -11,8 +11,10 @@ from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.util.files import finite
 
 
-def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
+def figures_so_far(folder: RunFolder, config: RunConfig, metric: str = "") -> dict[str, Any]:
     """Return the figures of the finished rounds of the run in ``folder``. Its data are not read, and its code is not run.
+
+    ``metric`` is the name of the main metric, if the caller knows it. A config need not show it.
 
     Raises:
         ConfigError: no round is finished.
@@ -27,7 +29,7 @@ def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
         "seed": config.seed,
         "seed_is_secret": config.hides_seed,
         "own_data": config.data.brought,
-        "metric": metric_before_data(config, folder.kind()),
+        "metric": metric or metric_before_data(config, folder.kind()),
         "score": checkpoint.history[-1].score,
         "scores": {},
         "score_per_round": [metrics.score for metrics in checkpoint.history],

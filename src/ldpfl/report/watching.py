@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,10 +23,10 @@ _NO_PAGE_YET = """<!doctype html><html lang="en"><meta charset="utf-8"><meta nam
 
 
 class _LatestPage:
-    """The page of the run in ``folder`` after its last finished round."""
+    """The page of the run in ``folder`` after its last finished round. ``metric`` returns the name of the main metric, once it is known."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, metric: Callable[[], str]) -> None:
+        self._folder, self._metric = folder, metric
         self._lock, self._text = threading.Lock(), ""
         self._stamp = object()  # equals no stamp of the files, so the first call renders the page
 
@@ -45,7 +45,7 @@ class _LatestPage:
     def _render(self) -> str:
         """Return the page, or one that says why there is none yet."""
         try:
-            return page([self._folder], refresh_s=REFRESH_S)
+            return page([self._folder], refresh_s=REFRESH_S, metric=self._metric())
         except (LdpflError, OSError) as error:  # no round is finished, or a file is being replaced
             return _NO_PAGE_YET.format(seconds=REFRESH_S, text=escape(str(error)))
 
@@ -68,9 +68,9 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, metric: Callable[[], str]) -> None:
         super().__init__((HOST, 0), _Handler)  # port 0: the system chooses a free one
-        self.latest = _LatestPage(folder)
+        self.latest = _LatestPage(folder, metric)
         self.path_of_page = f"/{secrets.token_urlsafe(12)}/"  # unguessable: only those who are given the address can read the page
         self.host_and_port = f"{HOST}:{self.server_address[1]}"
         self._free_connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
@@ -115,9 +115,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def watching(folder: Path) -> Iterator[str]:
-    """Serve the page of the run in ``folder`` to this machine alone, while the block lasts. Yield the address, which nobody can guess."""
-    with _Server(folder) as server:
+def watching(folder: Path, metric: Callable[[], str] = str) -> Iterator[str]:
+    """Serve the page of the run in ``folder`` to this machine alone, while the block lasts. Yield the address, which nobody can guess.
+
+    ``metric`` returns the name of the run's main metric, or "" while it is not known. The folder shows it only at the end.
+    """
+    with _Server(folder, metric) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
         thread.start()
         try:
