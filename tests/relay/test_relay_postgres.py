@@ -31,7 +31,7 @@ from relay_support import (
 from sqlalchemy import Connection, create_engine, text
 
 from ldpfl import ConfigError
-from ldpfl.relay import database as database_module, postgres_connections as module, session
+from ldpfl.relay import database as database_module, postgres_connections as module, serve, session
 from ldpfl.relay.database import open_engine, warn_of_log_copies
 from ldpfl.relay.errors import StoreUnavailable, UnfitStore
 from ldpfl.relay.protocol import BLOCK_BYTES
@@ -342,6 +342,41 @@ def test_a_database_that_turns_unfit_later_is_unavailable(postgres: Postgres, ca
     with pytest.raises(StoreUnavailable):
         store.check()
     assert "store_unfit" in caplog.text
+    store.close()
+
+
+@pytest.mark.slow
+def test_an_outage_is_logged_once_at_its_beginning_and_once_at_its_end(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = postgres.new_database()
+    store = Store(open_engine(postgres.url(database)))
+    tries: list[bool] = []  # whether the store answered, for each try of the relay's thread
+    ask = store.end_hung_connections
+
+    def ask_and_count() -> None:
+        ask()
+        tries.append(store.is_available)
+
+    monkeypatch.setattr(store, "end_hung_connections", ask_and_count)
+    monkeypatch.setattr(Store, "untidy", True)  # deletions are due, which need the store as well
+    monkeypatch.setattr(serve, "_TIDY_S", 0.01)
+    with serve._periodic_tidying(store):
+        for _ in range(2):
+            until(lambda: tries[-1:] == [True])
+            postgres.command(
+                f"ALTER DATABASE {database} ALLOW_CONNECTIONS false",
+                f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'",
+            )
+            until(lambda: tries[-3:] == [False] * 3)
+            postgres.command(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
+        until(lambda: tries[-1])
+    logged = [json.loads(record.getMessage()) for record in caplog.records if record.levelname == "ERROR"]
+    outage = [entry for entry in logged if entry["event"] in ("store_unavailable", "store_available")]
+    assert [entry["event"] for entry in outage] == ["store_unavailable", "store_available"] * 2
+    assert outage[0]["error"] == "OperationalError"
+    # An outage that begins while the thread deletes lets this deletion fail, and no later one.
+    assert sum(entry["event"] in ("tidy_failed", "scrub_failed", "hung_not_ended") for entry in logged) <= 2
     store.close()
 
 

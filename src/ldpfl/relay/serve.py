@@ -139,9 +139,9 @@ def _periodic_tidying(relay: Store) -> Iterator[None]:
         while not over.wait(_TIDY_S):
             gc.collect()
             try:
-                if relay.untidy:
-                    relay.tidy(at_once=False)
                 relay.end_hung_connections()
+                if relay.untidy and relay.is_available:
+                    relay.tidy(at_once=False)
             except OSError as error:  # the store's folder cannot be read now; the thread must live to try again
                 log_fault("tidy_failed", error)
 

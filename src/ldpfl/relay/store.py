@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from sqlalchemy import Connection, Engine, Row, func, insert, select, update
+from sqlalchemy.exc import DBAPIError, OperationalError, TimeoutError as PoolTimeout
 
-from ldpfl.relay.database import reading, store_errors, writing
+from ldpfl.relay.database import reading, writing
 from ldpfl.relay.deadlines import Deadlines, round_over_refusal
-from ldpfl.relay.errors import Conflict, RoundOver, StoreUnavailable, TooLong, Unknown, WrongLength
+from ldpfl.relay.errors import Conflict, RoundOver, TooLong, UnfitStore, Unknown, WrongLength
 from ldpfl.relay.protocol import OFFSET, RoundStatus, SumTerms, Terms
 from ldpfl.relay.queries import (
     Progress,
@@ -40,7 +41,7 @@ from ldpfl.relay.queries import (
 from ldpfl.relay.round_deletion import GoneRounds
 from ldpfl.relay.schema import blocks, is_sqlite, parts, rounds, uploads
 from ldpfl.relay.sum_store import Sums, merge_partial_sums
-from ldpfl.relay.telemetry import log_fault, log_round
+from ldpfl.relay.telemetry import log_event, log_fault, log_round
 from ldpfl.relay.uniform_order import part_count, scatter
 from ldpfl.util.entropy import Words, secure_words
 
@@ -73,6 +74,9 @@ class Store:
         clock: returns seconds. By default it is this machine's clock for a SQLite store (see :func:`steady_clock`), and the server's clock
             for PostgreSQL, which all workers share. Deadlines are wall times, so they survive restarts.
         spool: opens the temporary file that records are mixed in.
+
+    Attributes:
+        is_available: whether a PostgreSQL store answered when :meth:`end_hung_connections` last asked it. True for SQLite.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class Store:
         spool: Callable[[], BinaryIO] = _temporary_file,
     ) -> None:
         self.engine = engine
+        self.is_available = True
         self._words = words
         self._deadlines = Deadlines(clock or (steady_clock() if is_sqlite(engine) else None))
         self._open_spool = spool
@@ -91,7 +96,7 @@ class Store:
         self.sums = Sums(engine, self._deadlines, self._gone_rounds)
 
     def check(self) -> None:
-        """Raise a :class:`StoreUnavailable` unless the store answers."""
+        """Raise a :class:`~ldpfl.relay.errors.StoreUnavailable` unless the store answers."""
         with reading(self.engine) as connection:
             connection.execute(select(rounds.c.id).limit(1))
 
@@ -276,16 +281,26 @@ class Store:
             return self._deadlines.now(connection)
 
     def end_hung_connections(self) -> None:
-        """End the database connections of hung relay processes, which would keep their rounds locked for ever. SQLite has no such locks."""
+        """End the database connections of hung relay processes, which would keep their rounds locked for ever. SQLite has no such locks.
+
+        The relay calls this every few seconds. So it also logs once that PostgreSQL has become unavailable, and once that it is back.
+        """
         if is_sqlite(self.engine):
             return
         from ldpfl.relay.postgres_connections import end_hung_connections
 
         try:
-            with store_errors():
-                end_hung_connections(self.engine)
-        except StoreUnavailable as error:
+            end_hung_connections(self.engine)
+        except (OperationalError, UnfitStore) as error:
+            if self.is_available:
+                log_fault("store_unavailable", error)
+            self.is_available = False
+        except (DBAPIError, PoolTimeout) as error:  # the store may answer: requests may hold all connections
             log_fault("hung_not_ended", error)
+        else:
+            if not self.is_available:
+                log_event("store_available")
+            self.is_available = True
 
     def close(self) -> None:
         """Add the shares that are waiting to their sums, and close the connections to the store."""
