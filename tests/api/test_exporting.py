@@ -17,7 +17,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
@@ -537,6 +537,48 @@ def test_code_is_exchanged_once_it_is_named_and_no_path_of_this_machine_is_in_it
     for file in (*files, (given / "model.onnx").read_bytes()):
         for said in (tmp_path, Path(torch.__file__).parent):
             assert str(said).encode() not in file
+
+
+class Frozen(nn.Module):
+    """A model with tensors that training leaves as they are, and with frozen zeros, of which other tensors may be made, too."""
+
+    mean: Tensor
+
+    def __init__(self, *, is_frozen: bool = True) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 2)
+        self.is_frozen = is_frozen
+        if is_frozen:
+            self.register_buffer("mean", torch.tensor([47.0]), persistent=False)
+            self.rows, self.zeros = (nn.Parameter(values, requires_grad=False) for values in (torch.full((3, 1), 61.0), torch.zeros(2)))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(rows - self.mean) + self.zeros if self.is_frozen else self.layer(rows)
+        return outputs
+
+
+def test_tensors_that_training_leaves_as_they_are_are_named_as_not_protected(
+    rows: Path, run: Path, tmp_path: Path, ldpfl: CommandLine
+) -> None:
+    settings = {**FEW, "model.name": f"{__name__}:Frozen"}
+    result = api.run(data=rows, **HOW, settings=settings, folder=tmp_path / "own", baseline=False)
+    outcome = ldpfl("export", tmp_path / "own", tmp_path / "out")
+    assert outcome.code == 0
+    assert "may be published" not in outcome.out
+    assert "does not cover the tensors rows, zeros of your model" in outcome.err
+    said = "The guarantee does not cover these tensors, which training has left as the model's owner gave them: `rows`, `zeros`."
+    assert said in (tmp_path / "out" / "README.md").read_text()
+    notes: list[str] = []
+    exchanged = api.export(result, tmp_path / "pt2", pt2=True, on_note=notes.append)
+    assert "tensors rows, zeros, mean of" in notes[0]
+    card = (exchanged / "README.md").read_text()
+    assert said.replace("`zeros`", "`zeros`, `mean`") in card
+    assert "the numbers in its owner's code" in card
+    api.run(data=rows, **HOW, settings=FEW, model=Frozen(is_frozen=False), folder=tmp_path / "trained", baseline=False)
+    for folder in (run, tmp_path / "trained"):  # the built-in model, and code that is trained as a whole
+        outcome = ldpfl("export", folder, tmp_path / f"of-{folder.name}")
+        assert "may be published as it is" in outcome.out
+        assert "does not cover these tensors" not in (tmp_path / f"of-{folder.name}" / "README.md").read_text()
 
 
 @pytest.mark.thorough

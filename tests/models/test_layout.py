@@ -175,6 +175,7 @@ def test_other_buffers_are_refused_by_name(buffer: Tensor) -> None:
     message = refusal(with_buffer(buffer))
     assert "table" in message
     assert "persistent=False" in message
+    assert "holds values of private rows, leave it out" in message
 
 
 def test_running_statistics_of_other_norms_and_spectral_norm_are_refused() -> None:

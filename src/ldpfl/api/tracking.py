@@ -83,7 +83,7 @@ class TrackerCallback(Callback):
         from ldpfl.api.paging import page
 
         try:
-            export(self._folder, target)
+            export(self._folder, target, on_note=self._warn)
             page([self._folder], target / "report-public.html", public=True)
         except LdpflError as error:
             self._warn(f"the run's files were not handed to {self._name}: {error}")

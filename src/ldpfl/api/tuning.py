@@ -15,7 +15,7 @@ from torch import nn
 
 from ldpfl.api.arguments import Settings, checked
 from ldpfl.api.configuring import overrides_by_key, setting_texts, settings_and_objects
-from ldpfl.api.exporting import write_model
+from ldpfl.api.exporting import note_on_tensors_as_given, write_model
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.api.sweeping import WatchedRuns
 from ldpfl.errors import ConfigError
@@ -232,6 +232,8 @@ def _is_sweep_file(path: Path) -> bool:
 def _write_release(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
     """Write the release of a tuning into a subfolder of ``out``, and return it."""
     release, figure = out / RELEASE, chosen.figure
+    as_given = write_model(chosen.folder, release)
+    notes = [note_on_tensors_as_given(as_given)] if as_given else []
     result = TuneResult(
         setting=setting_label(chosen.cell),
         values=dict(chosen.cell.point),
@@ -241,10 +243,9 @@ def _write_release(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
         settings=chosen.labels,
         guarantee=chosen.guarantee,
         sentences=(*_sentences_on_loss(chosen), *_note_on_noise(chosen), *_guarantee_sentences(tuning, chosen)),
-        caveats=tuple(public_caveats(chosen.cell.config, _caveats(chosen))),
+        caveats=(*public_caveats(chosen.cell.config, _caveats(chosen)), *notes),
         folder=release,
     )
-    write_model(chosen.folder, release)
     write_text(release / TUNED, to_json(result.to_dict(), indent=2) + "\n")
     return result
 

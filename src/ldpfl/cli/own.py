@@ -98,11 +98,14 @@ def export(
     model: Annotated[str | None, typer.Option(help="With --onnx or --pt2: the model, if it is your code (package.module:Class).")] = None,
 ) -> None:
     """Write the public parts of a finished run to a new folder: model, guarantee, certificate and model card, and nothing secret."""
+    notes: list[str] = []
     with terminal(stderr=True).status("accounting ..."):
-        api.export(run, folder, key=key, onnx=onnx, pt2=pt2, model=model)
+        api.export(run, folder, key=key, onnx=onnx, pt2=pt2, model=model, on_note=notes.append)
     seed = api.given_seed(run)
-    state = "may be published as it is" if seed is None else "written"
+    state = "may be published as it is" if seed is None and not notes else "written"
     terminal().print(Text(f"{folder}: {state}; {folder / 'README.md'} describes its files"), soft_wrap=True)
+    for note in notes:
+        terminal(stderr=True).print(Text(note, style="yellow"), soft_wrap=True)
     if seed is not None:
         warning = f"the seed {seed} that you gave determines all noise of this run: whoever knows or guesses it can remove the noise"
         terminal(stderr=True).print(

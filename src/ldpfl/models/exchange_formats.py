@@ -18,8 +18,10 @@ INPUTS, OUTPUTS = "inputs", "outputs"
 """Names of a model's only input and output in ONNX."""
 
 
-def file_bytes(module: nn.Module, example: Tensor, suffix: str) -> bytes:
-    """Return the bytes of a file of ``module`` in the format of ``suffix``, ``.onnx`` or ``.pt2``. It takes any number of rows.
+def file_bytes(module: nn.Module, example: Tensor, suffix: str) -> tuple[bytes, list[str]]:
+    """Return a file of ``module`` in the format of ``suffix``, ``.onnx`` or ``.pt2``, and the names of frozen and constant tensors in it.
+
+    The file takes any number of rows.
 
     Args:
         example: inputs (N, ...) as the module takes them. Their values do not matter.
@@ -27,6 +29,7 @@ def file_bytes(module: nn.Module, example: Tensor, suffix: str) -> bytes:
     Raises:
         ConfigError: a library is missing, or the module cannot be written in this format.
     """
+    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     two_rows = example.expand(2, *example.shape[1:])  # PyTorch would take one row for a fixed number of rows
     try:
         program = torch.export.export(module.eval(), (two_rows,), dynamic_shapes=({0: torch.export.Dim("rows")},))
@@ -35,7 +38,7 @@ def file_bytes(module: nn.Module, example: Tensor, suffix: str) -> bytes:
         with TemporaryDirectory() as folder:
             path = Path(folder) / f"model{suffix}"
             _WRITERS[suffix](program, path)
-            return path.read_bytes()
+            return path.read_bytes(), [*frozen, *program.constants]
     except ImportError as error:
         raise ConfigError("writing ONNX needs the packages onnx and onnxscript: pip install 'ldpfl[onnx]'") from error
     except Exception as error:  # a user's module may raise anything

@@ -228,7 +228,10 @@ def _buffer_problems(module: nn.Module) -> list[_Problem]:
         elif buffers and {name.rpartition(".")[2] for name in buffers} <= _SPECTRAL_NORM_BUFFERS:
             problem_text = f": spectral normalisation changes them while the model runs, leave it out or {_WEIGHT_NORM}"
         elif buffers:
-            problem_text = ": register it with persistent=False if it is a public constant, else make it a parameter"
+            problem_text = (
+                ": register it with persistent=False if it is a public constant, else make it a parameter that is trained; if it holds "
+                "values of private rows, leave it out, because a constant or a frozen parameter gets no noise"
+            )
         if problem_text:
             problems.append(_Problem(subject, "buffers" if buffers else "a layer", problem_text))
     return problems

@@ -33,6 +33,7 @@ def model_card(
     version: str,
     methods: str,
     formats: Sequence[str] = (),
+    as_given: Sequence[str] = (),
 ) -> str:
     """Return the card of a finished run's model as Markdown.
 
@@ -43,13 +44,14 @@ def model_card(
         version: version of ldpfl.
         methods: the paragraph about the run, see :mod:`ldpfl.report.methods`.
         formats: names of further files of the model.
+        as_given: names of tensors of a user's own model that training has left as they were.
     """
     sections = (
         ("", _head_lines(config, encoder)),
         ("What it was trained on", _data_lines(config, described, encoder, result["rounds"])),
         ("What is guaranteed", _guarantee_lines(config, statement)),
-        ("Limits", _limit_lines(config, encoder, statement, result)),
-        ("How to use it", chain(_usage_lines(described, encoder), _file_lines(formats, encoder))),
+        ("Limits", _limit_lines(config, encoder, statement, result, as_given)),
+        ("How to use it", chain(_usage_lines(described, encoder), _file_lines(described, formats, encoder))),
         ("For a paper or an ethics board", (f"{_escape_markdown(methods)}\n",)),
         ("How to cite", (f"{_escape_markdown(citation())}\n",)),
     )
@@ -134,12 +136,17 @@ def _guarantee_lines(config: RunConfig, statement: Statement) -> Iterator[str]:
     yield "\n`guarantee.json` has these lines with what each assumes. `ldpfl verify certificate.json` computes them a second time.\n"
 
 
-def _limit_lines(config: RunConfig, encoder: Encoder | None, statement: Statement, result: Mapping[str, Any]) -> Iterator[str]:
+def _limit_lines(
+    config: RunConfig, encoder: Encoder | None, statement: Statement, result: Mapping[str, Any], as_given: Sequence[str]
+) -> Iterator[str]:
     """Yield the score if it is public, and what the guarantee does not cover."""
     if scores_are_public(config):
         yield f"- {result['metric']} on the public test split: {format_score(result['metric'], result['score'])}\n"
     else:
         yield "- How good the model is is not said: scores were measured on rows that are not protected. Measure it on rows of your own.\n"
+    if as_given:
+        names = _code_list(as_given)
+        yield f"- The guarantee does not cover these tensors, which training has left as the model's owner gave them: {names}.\n"
     if encoder is not None:
         yield "- Names of columns, and whether each holds numbers or words, count as public.\n"
     caveats = filter(None, map(_without_advice, public_caveats(config, list(result.get("caveats", ())))))
@@ -190,16 +197,18 @@ def _usage_lines(described: ModelFile, encoder: Encoder | None) -> Iterator[str]
     yield f'\n```python\nimport ldpfl\n\nldpfl.predict("FOLDER", "rows.csv"{", model=MODULE" if model_is_code else ""})\n```\n'
 
 
-def _file_lines(formats: Sequence[str], encoder: Encoder | None) -> Iterator[str]:
+def _file_lines(described: ModelFile, formats: Sequence[str], encoder: Encoder | None) -> Iterator[str]:
     """Yield sentences on the model's files, and on those in further formats."""
     encoding = "" if encoder is None else ", and `encoding.json` how rows become its inputs"
     yield f"\n`model.safetensors` holds the weights, `model.json` describes the network they belong to{encoding}.\n"
     if formats:
         inputs = "inputs as the module does" if encoder is None else "rows in numbers, which `encoding.json` describes"
-        yield f"\n{_code_list(list(formats))}: the same model for other programs. It takes {inputs}, and gives the module's outputs.\n"
+        yield f"\n{_code_list(formats)}: the same model for other programs. It takes {inputs}, and gives the module's outputs.\n"
+        if described.name == GIVEN or is_code(described.name):
+            yield "It holds the numbers in its owner's code, too, which the guarantee does not cover.\n"
 
 
-def _code_list(names: list[str] | tuple[str, ...]) -> str:
+def _code_list(names: Sequence[str]) -> str:
     """Return ``names`` as code in Markdown, separated by commas."""
     return ", ".join(f"`{_escape_markdown(name).replace('`', '')}`" for name in names)
 
