@@ -171,7 +171,12 @@ def _frozen_in_checkpoint(run_folder: RunFolder, tensors: Mapping[str, Tensor]) 
     if checkpoint is None:  # no round is finished
         return list(tensors)
     contents = {name: _content(tensor) for name, tensor in tensors.items()}
-    trained = _pieces_of(_content(checkpoint.state.model), contents.values())
+    weights, layers = _content(checkpoint.state.model), checkpoint.history[-1].radius  # by name, in the order of the weights
+    if layers.keys() <= contents.keys():
+        named_layers = [contents[name] for name in layers]
+        trained = {*named_layers} if weights == b"".join(named_layers) else None
+    else:  # the file has other names, such as those of a pretrained model's adapter
+        trained = _pieces_of(weights, contents.values())
     if trained is None:
         raise DataError(
             f"{run_folder.model_path} has other weights than the run's checkpoint, so the ledger may not be that of this model: one of the "
@@ -185,21 +190,21 @@ def _content(tensor: Tensor) -> bytes:
     return tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
-_MAX_WAYS = 20_000
-"""Maximum number of ways that are tried to make a model's weights of the tensors in its file."""
+_MAX_COUNTS = 1_000_000
+"""Maximum number of counts of pieces, in all ways that are tried to make a model's weights of the tensors in its file."""
 
 
 def _pieces_of(whole: bytes, pieces: Iterable[bytes]) -> set[bytes] | None:
     """Return those of ``pieces`` that make ``whole``, one after another in any order, each used at most once. None if none do.
 
     A model's file has frozen tensors and buffers, too, and its order is not that of the checkpoint's vector. All orders that fit so far are
-    followed, because several pieces may fit at one place. In a made-up file, orders may be without number: after :data:`_MAX_WAYS` ways
-    the answer is None.
+    followed, because several pieces may fit at one place. In a made-up file, orders may be without number: beyond :data:`_MAX_COUNTS` the
+    answer is None.
     """
     counts = Counter(piece for piece in pieces if piece)
     # A way is the place where the next piece starts, and how many of each different piece are left.
     tried_ways, open_ways = set[tuple[int, tuple[int, ...]]](), [(0, tuple(counts.values()))]
-    while open_ways and len(tried_ways) < _MAX_WAYS:
+    while open_ways and len(tried_ways) * len(counts) < _MAX_COUNTS:
         way = start, left = open_ways.pop()
         if start == len(whole):
             return {piece for piece, count_left in zip(counts, left, strict=True) if count_left < counts[piece]}
