@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import UserDict, defaultdict, deque
@@ -24,6 +25,7 @@ from ldpfl import ConfigError, PrivacyError, api, tasks
 from ldpfl.api.results import RunResult
 from ldpfl.data import Samples
 from ldpfl.data.samples import Division
+from ldpfl.experiments import trainers
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import CallerObjects, load_dataset
@@ -290,6 +292,69 @@ def test_one_that_writes_later_is_refused_by_name_where_a_step_is_compiled(also:
     monkeypatch.setattr(Net, "late", True)
     with pytest.raises(PrivacyError, match=f"Net changed {WRITES[also]} while it ran"):
         train_clients(compiled, start.state, np.arange(4))
+
+
+@torch.library.custom_op("ldpfl_tests::pulled_together", mutates_args=())
+def pulled_together(rows: Tensor) -> Tensor:
+    return rows.clone()
+
+
+pulled_together.register_fake(torch.empty_like)
+pulled_together.register_autograd(lambda context, gradient: gradient, setup_context=lambda ctx, inputs, output: None)
+
+
+@pulled_together.register_vmap
+def of_many(info: Any, dims: tuple[int], rows: Tensor) -> tuple[Tensor, int]:
+    rows = rows.movedim(dims[0], 0)
+    return pulled_together(rows + (rows.mean(0, keepdim=True) - rows) * 0.9), 0
+
+
+def hooked_rows(rows: Tensor) -> Tensor:
+    rows = rows * 1.0
+    rows.register_hook(lambda gradient: gradient * 2)  # type: ignore[no-untyped-call]
+    return rows
+
+
+def operator(rows: Tensor) -> Tensor:
+    result: Tensor = pulled_together(rows)
+    return result
+
+
+def opaque(rows: Tensor) -> Tensor:
+    return operator(rows)
+
+
+class OnlyCompiled(nn.Module):
+    """A model that calls ``function`` in compiled code alone."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.function = function
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            rows = self.function(rows)
+        outputs: Tensor = self.layer(rows)
+        return outputs
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+@pytest.mark.parametrize("kind", [UPDATES, RECORDS], ids=["updates", "records"])
+@pytest.mark.parametrize(
+    ("function", "said"), [(operator, "ldpfl_tests.pulled_together"), (hooked_rows, "register_hook"), (opaque, "opaque")]
+)
+def test_what_only_compiled_code_calls_mixes_no_samples(
+    function: Callable[[Tensor], Tensor], said: str, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if function is opaque:
+        torch.compiler.allow_in_graph(opaque)  # type: ignore[no-untyped-call]
+    with pytest.raises(ConfigError, match=rf"cannot be compiled: its compiled step calls {re.escape(said)}\S*, which could mix samples"):
+        built(OnlyCompiled(function), kind | {"training.compile": "on"})
+    monkeypatch.setattr(trainers, "is_worth_compiling", lambda calls, work: True)
+    federation, _ = built(OnlyCompiled(function), kind)
+    assert not trainers.is_compiled(federation.trainer)
 
 
 class Switch(nn.Module):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ldpfl.errors import LdpflError
 from ldpfl.simulation.local_steps import without_vmap_warning
+from ldpfl.simulation.local_training import ManyAtOnce, named_batching_rule
 
 _LOG = logging.getLogger(__name__)
 
@@ -134,7 +135,8 @@ class Compiled:
         except Exception as error:
             if not self._compiled_before or self._call is self._plain:
                 raise
-            result = self._plain(*values)  # raises the error again if the compiler is not its cause
+            with ManyAtOnce(patches=False):
+                result = self._plain(*values)  # raises the error again if the compiler is not its cause
             self._call = self._plain
             # The error's text may hold private values.
             _LOG.warning(
@@ -146,7 +148,65 @@ class Compiled:
 
 
 def compiled(function: Any) -> Callable[..., Any]:
-    """Return a copy of ``function`` that is compiled in its first call. If that fails, the call raises PyTorch's error."""
+    """Return a copy of ``function`` that is compiled in its first call. If that fails, the call raises PyTorch's error.
+
+    The call raises a :class:`RuntimeError` if the model calls something that could mix samples, even if it does so only when compiled.
+    """
     # PyTorch compiles one code object for few shapes only, so each result has a code object of its own.
     copy = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
-    return torch.compile(copy, dynamic=False, fullgraph=True)
+    step = torch.compile(copy, backend=_checked_inductor, dynamic=False, fullgraph=True)
+
+    def call(*values: Any) -> Any:
+        try:
+            return step(*values)
+        except RuntimeError as error:
+            cause = getattr(error, "inner_exception", None)  # PyTorch wraps errors of a backend
+            raise (cause if isinstance(cause, _MixingError) else error) from None
+
+    return call
+
+
+class _MixingError(RuntimeError):
+    """A step calls something that could mix samples."""
+
+
+def _checked_inductor(traced: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    """Compile ``traced`` by PyTorch's own backend, unless it calls something that could mix samples.
+
+    A context such as :class:`~ldpfl.simulation.local_training.ManyAtOnce` sees no call of compiled code, so the calls are looked at here.
+
+    Raises:
+        _MixingError: the step calls such a thing.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    parts = [part for part in traced.modules() if isinstance(part, torch.fx.GraphModule)]  # the step, and functions in it
+    for part in parts:
+        for node in part.graph.nodes:
+            if name := _unknown_call(part, node):
+                raise _MixingError(f"its compiled step calls {name}, which could mix samples")
+    return cast(Callable[..., Any], compile_fx(traced, inputs))
+
+
+def _unknown_call(part: torch.fx.GraphModule, node: torch.fx.Node) -> str:
+    """Return the name of what the ``node`` of ``part`` calls, unless it is a function of PyTorch that mixes no samples; then "".
+
+    Operators that take functions, such as those for hooks and for functions with their own backward pass, are named, too.
+    """
+    if node.op == "call_module":
+        called: Any = type(part.get_submodule(str(node.target)))
+    elif node.op == "call_function":
+        called = node.target
+    else:  # a method of a tensor, or no call
+        return ""
+    if isinstance(called, torch._ops.HigherOrderOperator):
+        return str(called)
+    module = str(getattr(called, "__module__", None))
+    if module.partition(".")[0] not in _KNOWN_PACKAGES or module.startswith(_MODULE_OF_WRAPPERS):
+        return str(getattr(called, "__name__", called))
+    return named_batching_rule(called, node.args)
+
+
+_KNOWN_PACKAGES = frozenset({"torch", "_operator", "math", "builtins"})
+_MODULE_OF_WRAPPERS = "torch._dynamo."
+"""Module whose functions wrap others, such as functions that the compiler is told not to look into."""

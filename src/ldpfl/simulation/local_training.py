@@ -335,7 +335,7 @@ class ManyAtOnce(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call PyTorch's ``func``, or raise if it could mix the samples of several clients. Compute some convolutions by patches."""
-        if name := _named_batching_rule(func, args):
+        if name := named_batching_rule(func, args):
             raise RuntimeError(f"{name} has its own rule for vmap or its own backward pass, which could mix samples")
         if func in _WAYS_TO_HOOKS:
             raise RuntimeError("the model sets a hook on gradients, which could mix samples")
@@ -344,7 +344,7 @@ class ManyAtOnce(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _named_batching_rule(func: Callable[..., Any], args: Sequence[Any]) -> str:
+def named_batching_rule(func: Callable[..., Any], args: Sequence[Any]) -> str:
     """Return the name of the operator that ``func`` calls, if its author may have written its batching rule or its backward pass; else "".
 
     A function with its own backward pass is named, too, because operators in that pass are not seen: PyTorch leaves the context before it.
