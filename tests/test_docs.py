@@ -181,7 +181,7 @@ def test_the_readme_s_guarantees_are_those_of_its_first_command() -> None:
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_as_many_clients_as_the_readme_says_are_enough_and_no_fewer() -> None:
-    target, solved = readme("clients needed for epsilon # a run if shuffled, at 1 a weight: #")  # up to 0.1 % more than needed
+    target, solved = readme("shuffled, epsilon 1 a weight: a run has # from # clients on")  # up to 0.1 % more than needed
 
     def cost(count: float) -> float:
         found = ldpfl.plan(epsilon=1.0, clients=int(count), weights=21_840, rounds=10).statement.figures()["shuffled_upper_adaptive"]

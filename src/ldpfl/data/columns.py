@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from math import inf
 from unicodedata import normalize
 
@@ -424,6 +425,13 @@ def texts_as_bytes(texts: NDArray[np.object_], length: int) -> Tensor:
         text_bytes = torch.tensor(list(text.encode(errors="surrogatepass")[:length]), dtype=torch.int64)
         tokens[row, 1 : 1 + len(text_bytes)] = text_bytes + 1
     return tokens
+
+
+def hashed_inputs(config: DataConfig) -> tuple[slice, ...]:
+    """Return where the inputs of each column of hashed words lie among a table's inputs. Most of them are 0 in all rows."""
+    stops = [*accumulate(input_width(config.model_copy(update={"columns": [name]})) for name in config.columns)]
+    places = zip(config.columns, [0, *stops], stops, strict=False)
+    return tuple(slice(start, stop) for name, start, stop in places if name in config.words and name not in config.categories)
 
 
 def draw_synthetic_inputs(config: DataConfig, rows: int, generator: torch.Generator) -> Tensor:

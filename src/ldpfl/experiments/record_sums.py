@@ -15,7 +15,7 @@ import torch
 
 from ldpfl import models, tasks
 from ldpfl.data import Dataset
-from ldpfl.data.columns import draw_synthetic_inputs
+from ldpfl.data.columns import draw_synthetic_inputs, hashed_inputs
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import split_off_share, split_off_share_by_name
 from ldpfl.data.persons import Persons
@@ -211,7 +211,7 @@ def evaluation_vector_layout(config: RunConfig, outputs: int, encoder: Encoder |
     synthetic = None
     if is_logistic and encoder is not None and not encoder.data.text:  # of texts and features no usual values are known
         inputs = draw_synthetic_inputs(encoder.data, _SYNTHETIC_ROWS, torch.Generator().manual_seed(0))
-        synthetic = SyntheticRows(inputs, len(encoder.data.columns))
+        synthetic = SyntheticRows(inputs, len(encoder.data.columns), hashed_inputs(encoder.data))
     # A user's own model or task might mix the records of a batch, so it sees them one by one.
     one_by_one = config.model.name not in models.names() or config.task.name not in tasks.names()
     return replace(layout, one_by_one=one_by_one, synthetic=synthetic)

@@ -52,7 +52,7 @@ def all_declined(progress: RunProgress, reasons: Mapping[int, str]) -> AllDeclin
     return AllDeclined(
         f"{progress.planned}: none of {counted(len(reasons), 'node')} takes part{reasons_text(reasons)}. The log of each node says what "
         "its operator has to change; if policy and budget are missing, run: ldpfl policy init APP."
-        f"{notes_on_reasons(reasons)}"
+        f"{notes_on_reasons(reasons)} Then start the run again."
     )
 
 
@@ -104,7 +104,7 @@ def notes_on_reasons(reasons: Mapping[int, str]) -> str:
             "lacks what nodes have sent since. Put back the newest copy; without one, begin another run in another folder (ldpfl.out), and "
             "see what each node has sent in its budget (ldpfl budget show)"
         )
-    if TooLate.public in reasons.values():
+    if {*reasons.values()} == {TooLate.public}:  # beside other reasons, the round was over because it was given up
         notes += " If too little time was left, set a longer window (ldpfl.window-s), unless nodes or the relay were interrupted."
     if any(_NOT_WRAPPED in reason for reason in reasons.values()):
         notes += (
