@@ -87,7 +87,7 @@ def test_everybody_takes_part_once_in_an_order_that_the_seed_decides() -> None:
     assert sorted(torch.tensor([client for cohort in rounds for client in cohort.tolist()]).tolist()) == list(range(103))
     assert {cohort.size for cohort in rounds} == {10, 11}
     assert rounds[0].tolist() != once_cohort(4, 1, 103, 10).tolist()
-    with pytest.raises(ConfigError, match="once each"):
+    with pytest.raises(ConfigError, match="takes part in only one round"):
         once_cohort(3, 1, 5, 10)
 
 

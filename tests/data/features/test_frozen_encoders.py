@@ -178,7 +178,7 @@ def test_an_encoder_of_images_says_how_it_is_shown_them(looker: Path, tmp_path: 
 def test_images_are_no_texts(base: Path, looker: Path) -> None:
     with pytest.raises(ConfigError, match="are made from texts, but these samples are not"):
         extracted(dataset(), f"hf:{base}", {}, silent)
-    with pytest.raises(ConfigError, match=r"need images, bytes of the shape .* but these samples are not"):
+    with pytest.raises(ConfigError, match=r"made from images, uint8 arrays of the shape .* but these samples are not images"):
         ldpfl.run(data=texts(40), target="label", text="text", features=f"hf:{looker}", model="linear", **SMALL)
 
 

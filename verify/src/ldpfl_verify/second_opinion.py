@@ -88,7 +88,7 @@ class SecondOpinion:
 def verify(certificate: Certificate | str | Path, *, ledger: str | Path | None = None, signed_by: str | None = None) -> SecondOpinion:
     """Compute the guarantees of a certificate again, by accountants that share no line with those that made it.
 
-    A guarantee takes from a moment to a minute on one core.
+    A guarantee takes from a moment to some minutes on one core.
 
     Args:
         certificate: the certificate, or the path of its file. Its signature is checked if it has one.
