@@ -199,7 +199,7 @@ def test_a_round_that_is_over_at_the_relay_is_neither_trained_for_nor_charged(wo
     LdpStrategy(config_of(), collector=world.collector()).start(grid, start_arrays(), 1, timeout=100.0)
     assert len(trained) == CLIENTS
     again = list(InProcessGrid.send_and_receive(grid, messages))
-    assert [reply.error.reason for reply in again] == ["failed"] * CLIENTS
+    assert [reply.error.reason for reply in again] == ["declined: the round was charged before"] * CLIENTS
     assert len(trained) == CLIENTS
     assert world.charges() == [1] * CLIENTS
 
