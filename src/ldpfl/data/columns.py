@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -248,16 +248,19 @@ def input_width(config: DataConfig) -> int:
     """Return the number of inputs for each row, from the settings alone. :func:`read_features` and :func:`read_texts` return as many."""
     if config.text:
         return config.length
+    return sum(_column_widths(config))
+
+
+def _column_widths(config: DataConfig) -> Iterator[int]:
+    """Yield the number of inputs of each column."""
     hashed_columns = set(config.words)
-    width = 0
     for name in config.columns:
         if name in config.categories:
-            width += len(config.categories[name])
+            yield len(config.categories[name])
         elif name in hashed_columns:
-            width += config.buckets
+            yield config.buckets
         else:  # the number, and perhaps whether it is missing
-            width += 2 if config.missing == "indicator" else 1
-    return width
+            yield 2 if config.missing == "indicator" else 1
 
 
 def read_features(table: Table, config: DataConfig) -> Features:
@@ -429,9 +432,9 @@ def texts_as_bytes(texts: NDArray[np.object_], length: int) -> Tensor:
 
 def hashed_inputs(config: DataConfig) -> tuple[slice, ...]:
     """Return where the inputs of each column of hashed words lie among a table's inputs. Most of them are 0 in all rows."""
-    stops = [*accumulate(input_width(config.model_copy(update={"columns": [name]})) for name in config.columns)]
-    places = zip(config.columns, [0, *stops], stops, strict=False)
-    return tuple(slice(start, stop) for name, start, stop in places if name in config.words and name not in config.categories)
+    stops, hashed_columns = [*accumulate(_column_widths(config))], {*config.words} - {*config.categories}
+    places = zip(config.columns, [0, *stops], stops, strict=False)  # a column begins where the one before it ends
+    return tuple(slice(start, stop) for name, start, stop in places if name in hashed_columns)
 
 
 def draw_synthetic_inputs(config: DataConfig, rows: int, generator: torch.Generator) -> Tensor:

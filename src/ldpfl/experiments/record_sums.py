@@ -11,11 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-import torch
-
 from ldpfl import models, tasks
 from ldpfl.data import Dataset
-from ldpfl.data.columns import draw_synthetic_inputs, hashed_inputs
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import split_off_share, split_off_share_by_name
 from ldpfl.data.persons import Persons
@@ -32,12 +29,9 @@ from ldpfl.mechanisms.settings import MechanismSettings
 from ldpfl.simulation.evaluating_records import RecordScores, is_due
 from ldpfl.simulation.evaluating_whole_clients import BitScores, ClientScores, MeanScores
 from ldpfl.simulation.least_squares import LeastSquares
-from ldpfl.simulation.score_bins import SyntheticRows
 
 LINEAR, WITH_BIAS = "linear", "logistic-regression"
 """Models that consist of a linear head."""
-_SYNTHETIC_ROWS = 1024
-"""Number of synthetic rows from which the bins of scores of a logistic regression follow."""
 
 
 def least_squares_solver(config: RunConfig, data: Description) -> LeastSquares | None:
@@ -208,13 +202,11 @@ def evaluation_vector_layout(config: RunConfig, outputs: int, encoder: Encoder |
     else:
         layout = _figures_layout(config, outputs)
     is_logistic = config.model.name == WITH_BIAS and layout.of_classes and outputs == 2 and not config.model.mend
-    synthetic = None
-    if is_logistic and encoder is not None and not encoder.data.text:  # of texts and features no usual values are known
-        inputs = draw_synthetic_inputs(encoder.data, _SYNTHETIC_ROWS, torch.Generator().manual_seed(0))
-        synthetic = SyntheticRows(inputs, len(encoder.data.columns), hashed_inputs(encoder.data))
+    # Of texts, and of features that a network computes, no usual values are known.
+    table = encoder.data if is_logistic and encoder is not None and not encoder.data.text else None
     # A user's own model or task might mix the records of a batch, so it sees them one by one.
     one_by_one = config.model.name not in models.names() or config.task.name not in tasks.names()
-    return replace(layout, one_by_one=one_by_one, synthetic=synthetic)
+    return replace(layout, one_by_one=one_by_one, table=table)
 
 
 def split_for_evaluation(config: RunConfig, division: Division, persons: Persons | None, data: Dataset) -> tuple[Division, Division]:

@@ -9,7 +9,7 @@ weight. The squares of these differences add up to at most the square of :data:`
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, sqrt
 from typing import Any, NamedTuple, Self
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ldpfl.data.persons import Persons
 from ldpfl.data.samples import Division
+from ldpfl.data.settings import DataConfig
 from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.dp_sgd import require_dp_sgd
 from ldpfl.mechanisms.ranges import LayerRanges
@@ -29,7 +30,7 @@ from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import without_claim
 from ldpfl.simulation.local_training import LocalTask, evaluated
 from ldpfl.simulation.record_sums import APART, NoisySum, client_sums, ranges_of, released_sum
-from ldpfl.simulation.score_bins import BINS, EQUAL_STEPS, ScoreBins, SyntheticRows
+from ldpfl.simulation.score_bins import BINS, EQUAL_STEPS, ScoreBins, bins_for_table
 from ldpfl.tasks import ACCURACY, Targets, absent_targets, unusable
 from ldpfl.tasks.weighted_metrics import AUROC
 from ldpfl.util.randomness import Purpose
@@ -66,7 +67,7 @@ class RecordScores:
         one_by_one: whether each record has copies of model and loss to itself, so that no record can change the vector of another. Only
             built-in models and tasks need not.
         bins: bins of the scores.
-        synthetic: synthetic rows by which :meth:`fitted_to` chooses the bins of a table's logistic regression; None for other models.
+        table: settings of the table, by which :meth:`fitted_to` chooses the bins of a logistic regression; None for other models and data.
     """
 
     kind: Targets
@@ -74,14 +75,14 @@ class RecordScores:
     loss_bound: float
     one_by_one: bool = True
     bins: ScoreBins = EQUAL_STEPS
-    synthetic: SyntheticRows | None = field(default=None, repr=False, compare=False)
+    table: DataConfig | None = None
 
     def fitted_to(self, weights: Tensor) -> Self:
-        """Return a copy whose bins of scores suit the model with ``weights`` (d,). Without synthetic rows, bins stay as they are.
+        """Return a copy whose bins of scores suit the model with ``weights`` (d,). Without a table, bins stay as they are.
 
         Server and clients both call this. What it returns depends on no data, and has the same length of vectors.
         """
-        return self if self.synthetic is None else replace(self, bins=self.synthetic.bins_for(weights))
+        return self if self.table is None else replace(self, bins=bins_for_table(self.table, weights))
 
     @property
     def of_classes(self) -> bool:

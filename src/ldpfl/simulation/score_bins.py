@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from torch import Tensor
 
+from ldpfl.data.columns import draw_synthetic_inputs, hashed_inputs
+from ldpfl.data.settings import DataConfig
+
 Floats = NDArray[np.float64]
 
 BINS = 22
@@ -24,6 +27,8 @@ _REACH = 3.0
 that rise and fall together spread that much more than those of the examples, whose columns are independent."""
 _LARGEST_REACH = 8.0
 """Maximum distance in log odds from the middle to the outer bins, but for examples that lie farther out."""
+_SYNTHETIC_ROWS = 1024
+"""Number of synthetic rows from which the bins of a logistic regression follow."""
 _USED_INPUTS = 4
 """Number of different words that a column of hashed words is assumed to have."""
 _SMEAR = 0.1 * np.linspace(-1, 1, 5)
@@ -73,28 +78,18 @@ EQUAL_STEPS = ScoreBins()
 """The default bins."""
 
 
-@dataclass(frozen=True, eq=False)
-class SyntheticRows:
-    """Synthetic rows of a table, by whose scores the bins of a logistic regression are chosen. They depend on no data.
+def bins_for_table(table: DataConfig, weights: Tensor) -> ScoreBins:
+    """Return bins for the logistic regression of two classes with ``weights`` (2 F + 2,): slopes of either class, then two biases.
 
-    Attributes:
-        inputs: (E, F) the rows as the model's inputs.
-        columns: number of columns of the table.
-        hashed: where the inputs of each column of hashed words lie.
+    They follow from synthetic rows of the ``table``, and so from public facts alone.
     """
-
-    inputs: Tensor
-    columns: int
-    hashed: tuple[slice, ...] = ()
-
-    def bins_for(self, weights: Tensor) -> ScoreBins:
-        """Return bins for the logistic regression of two classes with ``weights`` (2 F + 2,): slopes of either class, then two biases."""
-        slopes, biases = weights[:-2].reshape(2, -1).double(), weights[-2:].double()
-        slope, log_odds = slopes[1] - slopes[0], (biases[1] - biases[0]).repeat(len(self.inputs))
-        generator = torch.Generator().manual_seed(0)
-        for place in self.hashed:  # which of its inputs words use is not known: those with the largest slopes, if words matter at all
-            of_column = slope[place]
-            largest = of_column[of_column.abs().topk(min(_USED_INPUTS, len(of_column))).indices]
-            log_odds += largest[torch.randint(len(largest), log_odds.shape, generator=generator)]
-            slope[place] = 0
-        return ScoreBins.for_log_odds((log_odds + self.inputs.double() @ slope).numpy(), self.columns)
+    inputs = draw_synthetic_inputs(table, _SYNTHETIC_ROWS, torch.Generator().manual_seed(0)).double()
+    slopes, biases = weights[:-2].reshape(2, -1).double(), weights[-2:].double()
+    slope, log_odds = slopes[1] - slopes[0], (biases[1] - biases[0]).repeat(_SYNTHETIC_ROWS)
+    generator = torch.Generator().manual_seed(0)
+    for place in hashed_inputs(table):  # which of its inputs words use is not known: those with the largest slopes, if words matter at all
+        of_column = slope[place]
+        largest = of_column[of_column.abs().topk(min(_USED_INPUTS, len(of_column))).indices]
+        log_odds += largest[torch.randint(len(largest), log_odds.shape, generator=generator)]
+        slope[place] = 0
+    return ScoreBins.for_log_odds((log_odds + inputs @ slope).numpy(), len(table.columns))
