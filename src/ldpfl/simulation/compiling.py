@@ -124,7 +124,7 @@ class Compiled:
 
     def __init__(self, function: Any, *, compiled_before: bool = False) -> None:
         self._plain: Callable[..., Any] = function
-        self._call, self._compiled_before = compiled(function), compiled_before
+        self._call, self._is_compiled, self._compiled_before = compiled(function), True, compiled_before
 
     def __call__(self, *values: Any) -> Any:
         """Return the function's result for ``values``. If compiling fails but succeeded before, it runs uncompiled from now on."""
@@ -133,11 +133,10 @@ class Compiled:
         except LdpflError:
             raise
         except Exception as error:
-            if not self._compiled_before or self._call is self._plain:
+            if not self._compiled_before or not self._is_compiled:
                 raise
-            with ManyAtOnce(patches=False):
-                result = self._plain(*values)  # raises the error again if the compiler is not its cause
-            self._call = self._plain
+            result = self._uncompiled(*values)  # raises the error again if the compiler is not its cause
+            self._call, self._is_compiled = self._uncompiled, False
             # The error's text may hold private values.
             _LOG.warning(
                 "a compiled step failed (%s): it is run uncompiled from now on, so results may differ in their last bits from other runs",
@@ -145,6 +144,11 @@ class Compiled:
             )
         self._compiled_before = True
         return result
+
+    def _uncompiled(self, *values: Any) -> Any:
+        """Return the function's result for ``values``, and refuse what could mix samples, as the compiler's check does."""
+        with ManyAtOnce(patches=False):
+            return self._plain(*values)
 
 
 def compiled(function: Any) -> Callable[..., Any]:
@@ -161,7 +165,9 @@ def compiled(function: Any) -> Callable[..., Any]:
             return step(*values)
         except RuntimeError as error:
             cause = getattr(error, "inner_exception", None)  # PyTorch wraps errors of a backend
-            raise (cause if isinstance(cause, _MixingError) else error) from None
+            if isinstance(cause, _MixingError):
+                raise cause from None
+            raise
 
     return call
 
