@@ -23,7 +23,7 @@ from ldpfl.privacy.accounting import account
 from ldpfl.report.methods import methods
 from ldpfl.report.model_card import model_card
 from ldpfl.util.files import make_folder, replace_atomically, to_json, write_text, writing
-from ldpfl.util.user_code import GIVEN, is_code, is_pretrained, named_model
+from ldpfl.util.user_code import is_pretrained, named_model
 
 
 @checked
@@ -151,12 +151,7 @@ def _exchange_files(
     module = source.model_file().module(source.model_path, named_model(model) if isinstance(model, str) else model)
     for suffix in suffixes:
         contents[f"model{suffix}"], frozen = file_bytes(module, example, suffix)
-    return contents, frozen if _is_users_own(described) else []
-
-
-def _is_users_own(described: ModelFile) -> bool:
-    """Whether the model is a user's code. Frozen tensors of other models, such as a pretrained base, are public."""
-    return described.name == GIVEN or (is_code(described.name) and not is_pretrained(described.name))
+    return contents, frozen if described.is_users_own else []
 
 
 def _frozen_in_checkpoint(run_folder: RunFolder, tensors: Mapping[str, Tensor]) -> list[str]:
@@ -237,7 +232,7 @@ def write_model(run_folder: RunFolder, out: Path) -> list[str]:
     if (encoder := run_folder.measured_encoder()) is not None:
         write_text(target.encoding_path, encoder.handed_on().model_dump_json(indent=1) + "\n")
     write_text(target.description_path, described.model_dump_json(indent=1) + "\n")
-    return frozen if _is_users_own(described) else []
+    return frozen if described.is_users_own else []  # those of other models, such as a pretrained base, are public
 
 
 def given_seed(run: str | Path) -> int | None:

@@ -414,23 +414,25 @@ def _check_app_fits_budget(offer: Offer, planned: Sequence[Release], policy: Pol
         yield Finding("budget", Standing.WRONG, f"the app's next round would be declined: {_why_declined(refusal)}")
         return
     together = 1 if offer.transport == "direct" else books.together  # nodes that share the budget
-    all_counts = Counter(books.counts) + Counter({release: count * together for release, count in Counter(to_come).items()})
-    # Policy and budget each limit the epsilon of all reports, by a privacy filter of a fixed Rényi order.
-    limits = ((policy.lifetime, policy.lifetime.order, "the policy's lifetime_epsilon"), (books.limit, books.order, "the budget"))
-    for limit, order, source in limits:
-        cost = filtered_epsilon(all_counts.items(), order, limit.delta)
-        if cost > limit.epsilon:
-            text = f"all rounds of the app would cost epsilon {number(cost)}, above {source} = {limit.epsilon:g}: later rounds are declined"
-            yield Finding("budget", Standing.LOOK, text)
+    new_counts = Counter({release: count * together for release, count in Counter(to_come).items()})
+    all_counts = (Counter(books.counts) + new_counts).items()
     new_reports = [
-        Sent(as_stored(release), offer.cohort, offer.transport, offer.linked, count * together, together)
-        for release, count in Counter(to_come).items()
+        Sent(as_stored(release), offer.cohort, offer.transport, offer.linked, count, together) for release, count in new_counts.items()
+    ]
+    # Policy and budget each limit the epsilon of all reports, by a privacy filter of a fixed Rényi order.
+    lifetime, limit = policy.lifetime, books.limit
+    costs = [
+        (filtered_epsilon(all_counts, lifetime.order, lifetime.delta), "", lifetime.epsilon, "the policy's lifetime_epsilon"),
+        (filtered_epsilon(all_counts, books.order, limit.delta), "", limit.epsilon, "the budget"),
     ]
     for spend in Budget(budget, policy).spends_behind_relay(new_reports):
-        if spend.epsilon > spend.allowed:
-            source = f"the policy's {spend.setting} = {spend.allowed:g}"
-            text = f"all rounds of the app would cost epsilon {number(spend.epsilon)} for {spend.against}, above {source}"
-            yield Finding("budget", Standing.LOOK, f"{text}: later rounds are declined")
+        costs.append((spend.epsilon, f" for {spend.against}", spend.allowed, f"the policy's {spend.setting}"))
+    for cost, against, allowed, source in costs:
+        if cost > allowed:
+            text = (
+                f"all rounds of the app would cost epsilon {number(cost)}{against}, above {source} = {allowed:g}: later rounds are declined"
+            )
+            yield Finding("budget", Standing.LOOK, text)
     reports_to_come = len(to_come) * together
     if books.charges + reports_to_come > policy.rounds:
         reports = counted(books.charges, "report")

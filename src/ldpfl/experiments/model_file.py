@@ -86,6 +86,11 @@ class ModelFile(BaseModel):
             raise ValueError("expected one standard deviation, which is not 0, for each mean")
         return self
 
+    @property
+    def is_users_own(self) -> bool:
+        """Whether the model is a user's code, and not a pretrained model, whose base is public."""
+        return self.name == GIVEN or (is_code(self.name) and not is_pretrained(self.name))
+
     @classmethod
     def of(
         cls,

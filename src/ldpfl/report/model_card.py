@@ -18,7 +18,7 @@ from ldpfl.report.methods import citation
 from ldpfl.report.privacy import guarantee_rows
 from ldpfl.report.scores import format_score
 from ldpfl.util.number_format import counted, number
-from ldpfl.util.user_code import GIVEN, PRETRAINED, is_code, is_pretrained, public_name
+from ldpfl.util.user_code import PRETRAINED, is_pretrained, public_name
 
 _NUMBER_TARGETS = ("number", "count", "survival")
 """Kinds of targets for which a model predicts numbers instead of classes."""
@@ -180,7 +180,7 @@ def _usage_lines(described: ModelFile, encoder: Encoder | None) -> Iterator[str]
         yield f"It was trained on the pretrained model `{model_name}`, which is not in this folder: BASE is its folder.\n"
         yield "\n```\nldpfl predict FOLDER rows.csv --model BASE\n```\n"
         return
-    model_is_code = described.name == GIVEN or is_code(described.name)
+    model_is_code = described.is_users_own
     if model_is_code:
         yield f"The model is code of its owner (`{model_name}`), which is not in this folder and is never run by its name.\n\n"
     if encoder is None:
@@ -204,7 +204,7 @@ def _file_lines(described: ModelFile, formats: Sequence[str], encoder: Encoder |
     if formats:
         inputs = "inputs as the module does" if encoder is None else "rows in numbers, which `encoding.json` describes"
         yield f"\n{_code_list(formats)}: the same model for other programs. It takes {inputs}, and gives the module's outputs.\n"
-        if described.name == GIVEN or is_code(described.name):
+        if described.is_users_own:
             yield "It holds the numbers in its owner's code, too, which the guarantee does not cover.\n"
 
 

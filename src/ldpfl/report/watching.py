@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def watching(folder: Path, metric: Callable[[], str] = str) -> Iterator[str]:
+def watching(folder: Path, metric: Callable[[], str] = lambda: "") -> Iterator[str]:
     """Serve the page of the run in ``folder`` to this machine alone, while the block lasts. Yield the address, which nobody can guess.
 
     ``metric`` returns the name of the run's main metric, or "" while it is not known. The folder shows it only at the end.

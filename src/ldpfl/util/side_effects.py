@@ -291,7 +291,7 @@ def _attributes_of_container(value: object) -> Iterable[object]:
 
 
 def _may_keep(owner: type) -> bool:
-    """Whether objects of this class may refer to a user's functions: those of users' classes, of ldpfl, which wraps losses, containers."""
+    """Whether objects of this class may refer to a user's functions: users' classes, containers, and ldpfl's classes, which wrap losses."""
     return not _is_of_library(owner) or owner.__module__.partition(".")[0] in ("ldpfl", "collections", "weakref")
 
 
@@ -446,7 +446,7 @@ class _AllContents(_Contents):
         if isinstance(value, classmethod | staticmethod | property):
             return (str, (type(value).__name__,), _parts(value))
         if isinstance(value, FunctionType):
-            return (str, (_type_and_identity(value),), (_closure_values(value), value.__defaults__, value.__kwdefaults__, value.__dict__))
+            return (str, (_type_and_identity(value),), _kept_by_function(value))
         with suppress(Exception):
             reduced = value.__reduce_ex__(4)
             if not isinstance(reduced, str):  # a global name, which pickle has not found above
