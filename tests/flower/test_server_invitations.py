@@ -60,6 +60,17 @@ def run(
     return strategy.checkpoint
 
 
+def nodes_of(world: World, kind: type[OperatorNode], only: int | None = None) -> Callable[[Context], Node]:
+    """Return what makes nodes of this ``kind``; with ``only``, the other clients have the usual nodes."""
+
+    def node(context: Context) -> Node:
+        own = world.node(context)
+        is_of_kind = only is None or context.node_config["partition-id"] == only
+        return kind(own.policy, own.budget, own.connect) if is_of_kind else own
+
+    return node
+
+
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """Two rounds in which nothing went wrong."""
@@ -209,15 +220,11 @@ def test_a_node_that_agreed_and_then_declines_ends_the_round_at_once(world: Worl
         def admit(self, ask: Ask) -> float:
             raise Declined("changed meanwhile")
 
-    def node(context: Context) -> Node:
-        own = world.node(context)
-        return Declining(own.policy, own.budget, own.connect) if context.node_config["partition-id"] == 1 else own
-
     folder = RunFolder(world.folder / "run")
     with pytest.raises(
         TooFewTakePart, match=r"round 1 was ended, .*: 4 of 5 nodes can still take part, and it needs 5: 1 said 'declined'"
     ) as raised:
-        run(world, folder, 10, node=node)
+        run(world, folder, 10, node=nodes_of(world, Declining, only=1))
     assert "set ldpfl.min-clients to 4 (in a custom app: min_clients of operator_relay), and start the run again" in str(raised.value)
     assert world.charges() == [1, 0, 0, 0, 0]
     assert ledger_rounds(folder.ledger_path) == [1]  # the first had uploaded: that is charged, though the relay has deleted it
@@ -230,13 +237,9 @@ def test_a_round_that_all_nodes_find_too_short_is_taken_back_and_the_window_is_n
         def admit(self, ask: Ask) -> float:
             raise TooLate("the relay's round ends in 3 s")
 
-    def node(context: Context) -> Node:
-        own = world.node(context)
-        return Late(own.policy, own.budget, own.connect)
-
     folder = RunFolder(world.folder / "run")
     with pytest.raises(AllDeclined, match=r"5 said \"declined: too little time .* set a longer window \(ldpfl.window-s\)"):
-        run(world, folder, node=node)
+        run(world, folder, node=nodes_of(world, Late))
     assert world.charges() == [0] * CLIENTS
     run(world, folder)
     assert ledger_rounds(folder.ledger_path) == [1, 2]  # the same folder goes on with round 1
@@ -252,13 +255,9 @@ def test_a_message_that_is_repeated_after_its_round_is_over_takes_no_charged_rou
                 relay.cancel(ask.terms.run, ask.terms.round)
             return super().admit(ask)
 
-    def node(context: Context) -> Node:
-        own = world.node(context)
-        return Repeated(own.policy, own.budget, own.connect) if context.node_config["partition-id"] == 0 else own
-
     folder = RunFolder(world.folder / "run")
     with pytest.raises(TooFewTakePart, match="declined: the round was charged before"):
-        run(world, folder, node=node)
+        run(world, folder, node=nodes_of(world, Repeated, only=0))
     assert world.charges()[0] == 1
     assert ledger_rounds(folder.ledger_path) == [1]
 
@@ -572,14 +571,12 @@ def test_a_round_that_cannot_come_about_is_not_waited_for(tmp_path: Path) -> Non
             def admit(self, ask: Ask) -> float:
                 raise Declined("changed meanwhile")
 
-        def node(context: Context) -> Node:
-            own = world.node(context)
-            return Declining(own.policy, own.budget, own.connect)
-
         strategy = LdpStrategy(config_of(), collector=world.collector(), waiting=Waiting(1, 0.0, answer_s=0.05))
         began = time.monotonic()
         with pytest.raises(TooFewTakePart, match="round 1 was ended"):
-            strategy.start(Remote(LdpClientApp(shift, node=node), {"train": {1, 2}}), start_arrays(), 5, timeout=300.0)
+            strategy.start(
+                Remote(LdpClientApp(shift, node=nodes_of(world, Declining)), {"train": {1, 2}}), start_arrays(), 5, timeout=300.0
+            )
         assert time.monotonic() - began < 30
 
 

@@ -51,8 +51,8 @@ def all_declined(progress: RunProgress, reasons: Mapping[int, str]) -> AllDeclin
     """Return the error for a round in which all nodes declined. ``reasons`` has each node's reason."""
     return AllDeclined(
         f"{progress.planned}: none of {counted(len(reasons), 'node')} takes part{reasons_text(reasons)}. The log of each node says what "
-        "its operator has to change; if policy and budget are missing, run: ldpfl policy init APP."
-        f"{notes_on_reasons(reasons)} Then start the run again."
+        "its operator has to change; if policy and budget are missing, run: ldpfl policy init APP. Then "
+        f"start the run again.{notes_on_reasons(reasons)}"
     )
 
 
@@ -102,14 +102,14 @@ def notes_on_reasons(reasons: Mapping[int, str]) -> str:
         notes += (
             " If a node has already charged this round, this run folder is an older copy, such as a backup that was put back: its ledger "
             "lacks what nodes have sent since. Put back the newest copy; without one, begin another run in another folder (ldpfl.out), and "
-            "see what each node has sent in its budget (ldpfl budget show)"
+            "see what each node has sent in its budget (ldpfl budget show)."
         )
     if {*reasons.values()} == {TooLate.public}:  # beside other reasons, the round was over because it was given up
         notes += " If too little time was left, set a longer window (ldpfl.window-s), unless nodes or the relay were interrupted."
     if any(_NOT_WRAPPED in reason for reason in reasons.values()):
         notes += (
             " If a node has no function for the question, its app is not wrapped, and would reply without noise: its clientapp must be "
-            'LdpClientApp("package.module:name"), see docs/flower.md'
+            'LdpClientApp("package.module:name"), see docs/flower.md.'
         )
     return notes
 

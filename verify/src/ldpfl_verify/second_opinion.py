@@ -140,7 +140,7 @@ def _notes_on_trust(statement: Statement) -> Iterator[str]:
 def _notes_on_large_deltas(statement: Statement) -> Iterator[str]:
     """Yield a note for each delta of one over the number of clients or more. It allows to publish all data of a client drawn at random.
 
-    A certificate does not say how many records or persons there are: some :data:`_USUAL_RECORDS` at least.
+    A certificate does not say how many records or persons there are. :data:`_USUAL_RECORDS` stands for their number.
     """
     clients = max(group.population for group in statement.charged)
     for delta, protects in dict.fromkeys((line.delta, line.protects) for line in statement.guarantees):
